@@ -138,3 +138,11 @@ WeightStream = Callable[[], "Iterable[tuple[str, torch.Tensor]]"]
 """Gives the policy's current weights, one tensor at a time, under checkpoint names."""
 
 EngineFactory = Callable[[Mapping[str, object]], Engine]
+
+
+class GroupSource(Protocol):
+    """What publishes finished groups: the engine callback. Rewards subscribe to it in their `setup`."""
+
+    def subscribe(self, sink: GroupSink) -> None:
+        """Let `sink` receive every group from now on."""
+        ...
