@@ -42,3 +42,34 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lightning_modules.tiny import build_tiny_model
 
     return build_tiny_model(tmp_path_factory.mktemp("tiny") / "qwen3_vl", TINY_CORPUS, seed=0)
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(tiny_model_dir: Path):
+    """The session's only vLLM engine, on the tiny model. A test that changes its weights must restore them.
+
+    `restore_engine_weights` below does so.
+    """
+    pytest.importorskip("vllm")
+    from rollout.engines.vllm import VLLMEngine
+
+    engine = VLLMEngine(
+        tiny_model_dir,
+        dtype="float32",
+        max_model_len=2048,
+        max_num_seqs=64,
+        limit_images=2,
+        limit_videos=2,
+        enforce_eager=True,
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def restore_engine_weights(vllm_engine, tiny_model_dir: Path):
+    """Bring the engine back to the tiny model's own weights after the test."""
+    yield
+    from safetensors.torch import load_file
+
+    vllm_engine.update_weights(load_file(tiny_model_dir / "model.safetensors").items())

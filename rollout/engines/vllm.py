@@ -1,0 +1,390 @@
+"""vLLM inside the trainer's process, driven step by step so that every response leaves as soon as it is finished."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
+from rollout.types import GenerateRequest, Response, SamplingSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from datamodules.types import PreparedSample
+
+log = logging.getLogger(__name__)
+
+_BYTES_PER_GIB = 1024**3
+
+
+class VLLMEngine:
+    """An `Engine` around `vllm.LLM`, colocated with the trainer: one process, one device, two models.
+
+    Requests of one prompt share its rendering (rescaling, patches) and, through vLLM's prefix cache, its prompt
+    tokens. Prompts are rendered in a background thread while earlier ones generate; how many enter before each
+    engine step depends on token counts only, never on timing, so that all ranks of a tensor-parallel group and
+    two runs of one seed make the same schedule.
+
+    With `torch.distributed` initialised on more than one rank the engine uses vLLM's external launcher: rank r
+    belongs to the tensor-parallel group r // tensor_parallel_size, whose ranks must pass identical requests (see
+    `rollout.engines.lockstep`).
+
+    Args:
+        model_path: Hugging Face folder; gives architecture, tokenizer, processor and the first weights.
+        dtype: engine precision ("bfloat16", "float16", "float32").
+        max_model_len: longest prompt + response in tokens.
+        tensor_parallel_size: ranks that share one engine.
+        gpu_memory_utilization: share of device memory for weights and KV cache (CUDA).
+        kv_cache_gib: KV cache size; None lets vLLM derive it from `gpu_memory_utilization` (CUDA only; 1 on CPU).
+        max_num_seqs: most responses in flight.
+        max_num_batched_tokens: tokens per engine step (chunked prefill above it); None = vLLM's default.
+        limit_images: most images per prompt.
+        limit_videos: most videos per prompt.
+        enforce_eager: no CUDA graphs: faster start, slower decoding.
+        enable_prefix_caching: responses of one prompt share its keys and values.
+        sleep_level: 0 = stay awake, 1 = weights to host memory, 2 = drop them (the next sync brings new ones).
+        seed: the engine's own seed; responses never depend on it, each carries its own.
+        quiet: keep vLLM's logger at warnings.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        dtype: str = "bfloat16",
+        max_model_len: int = 4096,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.5,
+        kv_cache_gib: float | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        limit_images: int = 8,
+        limit_videos: int = 4,
+        enforce_eager: bool = False,
+        enable_prefix_caching: bool = True,
+        sleep_level: int = 2,
+        seed: int = 0,
+        quiet: bool = True,
+    ) -> None:
+        _check_arguments(model_path, tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
+        import torch
+
+        self.model_path = Path(model_path)
+        self.max_model_len = max_model_len
+        self.tensor_parallel_size = tensor_parallel_size
+        self._device_sleeps = torch.cuda.is_available() and sleep_level > 0
+        self._sleep_level = sleep_level if self._device_sleeps else 0
+        self._asleep: set[str] = set()
+        self.needs_weights = False
+        """The engine holds no valid weights (after a level-2 sleep) until the next `update_weights`."""
+        _prepare_environment(kv_cache_gib, quiet, cuda=torch.cuda.is_available())
+        from vllm import LLM
+
+        options: dict[str, Any] = {}
+        if max_num_batched_tokens is not None:
+            options["max_num_batched_tokens"] = max_num_batched_tokens
+        if kv_cache_gib is not None and torch.cuda.is_available():
+            options["kv_cache_memory_bytes"] = int(kv_cache_gib * _BYTES_PER_GIB)
+        if _world_size() > 1:
+            options["distributed_executor_backend"] = "external_launcher"
+        # Building an engine reseeds the process; the trainer's random state must not notice.
+        with _kept_random_state():
+            self.llm = LLM(
+                model=str(model_path),
+                dtype=dtype,
+                max_model_len=max_model_len,
+                tensor_parallel_size=tensor_parallel_size,
+                gpu_memory_utilization=gpu_memory_utilization,
+                max_num_seqs=max_num_seqs,
+                limit_mm_per_prompt={"image": limit_images, "video": limit_videos},
+                enforce_eager=enforce_eager,
+                enable_prefix_caching=enable_prefix_caching,
+                enable_sleep_mode=self._device_sleeps,
+                use_tqdm_on_load=False,
+                # The cache of processed inputs would hold every video of the run; one prompt is rendered once anyway.
+                mm_processor_cache_gb=0,
+                mm_device_do_normalize=_one_normalisation(model_path),
+                # Log-probs of the distribution actually sampled, so that they compare with the trainer's.
+                logprobs_mode="processed_logprobs",
+                # Sampling parameters come from SamplingSpec, never from the model's generation_config.json.
+                generation_config="vllm",
+                seed=seed,
+                **options,
+            )
+        # vLLM compiles small sampler functions even in eager mode: ten seconds per process on a CPU, for nothing.
+        self._stance = partial(torch.compiler.set_stance, "force_eager") if enforce_eager else nullcontext
+        self._tokenizer = self.llm.get_tokenizer()
+        self._tokens_per_step = self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+        # One thread: vLLM's renderer is not meant to be entered twice at a time.
+        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
+        """Yield (request_id, response) in the order in which responses finish.
+
+        Raises:
+            ValueError: a prompt does not fit, or request ids repeat.
+            RuntimeError: a sample could not be rendered or generated, the engine's prompt ids differ from the
+                processor's, or a response holds a banned token. The message names the sample.
+        """
+        check_requests(requests, self.max_model_len)
+        if not requests:
+            return
+        self._wake("kv_cache")
+        groups: dict[int, list[GenerateRequest]] = defaultdict(list)
+        for request in requests:
+            groups[id(request.prompt)].append(request)
+        pending = [(members, self._renderer.submit(self._render, members[0].prompt)) for members in groups.values()]
+        in_flight: dict[str, GenerateRequest] = {}
+        try:
+            while pending or in_flight:
+                self._admit(pending, in_flight)
+                yield from self._step(in_flight)
+        finally:
+            # Reached early when the consumer stops or something raised: leave an idle engine behind.
+            for _, future in pending:
+                future.cancel()
+            if in_flight:
+                self.llm.llm_engine.abort_request(list(in_flight))
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load checkpoint-format weights, tensor by tensor, and drop every cache computed with the old ones."""
+        self._wake("weights")
+        self.llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
+        )
+        self.reset_caches()
+        self.needs_weights = False
+
+    def reset_caches(self) -> None:
+        """Forget keys and values, vision features and processed inputs."""
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("the engine kept prefix-cache blocks in use while idle; its weights cannot be replaced")
+        self.llm.llm_engine.reset_encoder_cache()
+        self.llm.llm_engine.reset_mm_cache()
+
+    def sleep(self) -> None:
+        """Free the engine's device memory (nothing to do without CUDA or with `sleep_level=0`)."""
+        if not self._sleep_level or self._asleep:
+            return
+        # Features and prefixes survive a sleep otherwise: a leak, and stale after the next sync.
+        self.reset_caches()
+        self.llm.sleep(level=self._sleep_level)
+        self._asleep = {"weights", "kv_cache"}
+        self.needs_weights = self._sleep_level == 2
+
+    def wake(self) -> None:
+        """Bring back the memory of the weights; that of the KV cache follows at the first `generate`.
+
+        Waking in two steps keeps the peak low: while weights are copied there is no KV cache yet.
+        """
+        self._wake("weights")
+
+    def close(self) -> None:
+        """Release the engine and its threads."""
+        self._renderer.shutdown(wait=True, cancel_futures=True)
+        llm, self.llm = getattr(self, "llm", None), None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+    def _wake(self, tag: str) -> None:
+        if tag in self._asleep:
+            self.llm.wake_up(tags=[tag])
+            self._asleep.discard(tag)
+
+    def _render(self, prompt: PreparedSample) -> Any:
+        """Turn one sample into vLLM's engine input and compare its token ids; once per prompt, not per response."""
+        try:
+            (engine_input,) = self.llm.llm_engine.renderer.render_cmpl([prompt_dict(prompt)])
+        except Exception as error:  # whatever the renderer raises, the user needs to know which sample it was
+            raise RuntimeError(f"sample {prompt.uid}: the engine cannot render the prompt: {error}") from error
+        check_prompt_ids(prompt, engine_input["prompt_token_ids"])
+        return engine_input
+
+    def _admit(self, pending: list[tuple[list[GenerateRequest], Future]], in_flight: dict) -> None:
+        """Hand the engine prompts worth one step's tokens, waiting for their rendering."""
+        tokens = 0
+        while pending and tokens < self._tokens_per_step:
+            members, future = pending.pop(0)
+            engine_input = future.result()
+            tokens += members[0].prompt.num_prompt_tokens
+            for request in members:
+                try:
+                    self.llm.llm_engine.add_request(request.request_id, engine_input, sampling_params(request))
+                except Exception as error:  # the sample's id is what the user can act on
+                    raise RuntimeError(f"sample {request.prompt.uid}: the engine refuses it: {error}") from error
+                in_flight[request.request_id] = request
+
+    def _step(self, in_flight: dict[str, GenerateRequest]) -> Iterator[tuple[str, Response]]:
+        """Run one engine step and yield what finished in it."""
+        try:
+            with self._stance():
+                outputs = self.llm.llm_engine.step()
+        except Exception as error:
+            # A failed forward takes every request in flight with it; name them all.
+            uids = sorted({request.prompt.uid for request in in_flight.values()})
+            raise RuntimeError(f"the engine failed with samples {uids[:8]} ({len(uids)}) in flight: {error}") from error
+        for output in outputs:
+            if output.finished:
+                request = in_flight.pop(output.request_id)
+                yield request.request_id, self._response(request, output)
+        if in_flight and not self.llm.llm_engine.has_unfinished_requests():
+            uids = sorted({request.prompt.uid for request in in_flight.values()})
+            raise RuntimeError(f"the engine lost {len(in_flight)} requests of samples {uids[:8]}")
+
+    def _response(self, request: GenerateRequest, output: Any) -> Response:
+        import numpy as np
+
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        check_response_ids(request, tokens)
+        check_prompt_ids(request.prompt, output.prompt_token_ids)
+        if completion.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"sample {request.prompt.uid}: the engine ended with {completion.finish_reason!r}")
+        logprobs = [step[token].logprob for step, token in zip(completion.logprobs, tokens, strict=True)]
+        return Response(
+            token_ids=np.asarray(tokens, dtype=np.int32),
+            logprobs=np.asarray(logprobs, dtype=np.float32),
+            finish_reason=completion.finish_reason,
+            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+            seed=request.seed,
+            prompt_token_ids=request.prompt.expanded_ids,
+        )
+
+
+def prompt_dict(prompt: PreparedSample) -> dict[str, Any]:
+    """vLLM's prompt of a prepared sample: unexpanded ids, frames with their metadata, and no re-processing.
+
+    The digests serve as cache keys, so that vLLM need not hash gigabytes of pixels.
+    """
+    result: dict[str, Any] = {"prompt_token_ids": list(prompt.prompt_ids)}
+    data: dict[str, list[Any]] = {}
+    uuids: dict[str, list[str]] = {}
+    if prompt.images:
+        from PIL import Image
+
+        data["image"] = [Image.fromarray(image.pixels.transpose(1, 2, 0)) for image in prompt.images]
+        uuids["image"] = [image.digest for image in prompt.images]
+    if prompt.videos:
+        data["video"] = [(video.frames, _metadata_dict(video.metadata)) for video in prompt.videos]
+        uuids["video"] = [video.digest for video in prompt.videos]
+    if data:
+        result["multi_modal_data"] = data
+        result["multi_modal_uuids"] = uuids
+        result["mm_processor_kwargs"] = {"do_resize": False}
+        if prompt.videos:
+            result["mm_processor_kwargs"]["do_sample_frames"] = False
+    return result
+
+
+def sampling_params(request: GenerateRequest) -> Any:
+    """vLLM's SamplingParams of one request: exactly what the SamplingSpec says."""
+    from vllm import SamplingParams
+
+    spec: SamplingSpec = request.sampling
+    greedy = spec.temperature == 0
+    return SamplingParams(
+        n=1,
+        temperature=spec.temperature,
+        top_p=1.0 if greedy else spec.top_p,
+        top_k=0 if greedy or spec.top_k < 0 else spec.top_k,
+        max_tokens=spec.max_tokens,
+        seed=request.seed,
+        stop_token_ids=list(spec.stop_ids),
+        # The engine's own idea of an end token is switched off: stop_ids alone decide.
+        ignore_eos=True,
+        # Exactly minus infinity: a finite bias leaves the token a probability and shifts the log-probs.
+        logit_bias={token: float("-inf") for token in spec.banned_ids} or None,
+        logprobs=0,
+        detokenize=False,
+    )
+
+
+def _metadata_dict(metadata: Any) -> dict[str, Any]:
+    """The fields of transformers' VideoMetadata that place frames in time, as plain Python values."""
+    return {
+        "total_num_frames": int(metadata.total_num_frames),
+        "fps": float(metadata.fps),
+        "frames_indices": [int(index) for index in metadata.frames_indices],
+        "duration": None if metadata.duration is None else float(metadata.duration),
+        "video_backend": metadata.video_backend,
+        "do_sample_frames": False,
+    }
+
+
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    """Restore the random state of Python, NumPy and torch on leaving."""
+    import random
+
+    import numpy as np
+    import torch
+
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def _one_normalisation(model_path: str | Path) -> bool:
+    """Whether images and videos are normalised alike, so that vLLM may do it on the device.
+
+    vLLM takes the image processor's mean and deviation for both. Where the video processor has others the engine
+    would see other colours than the trainer, with equal token ids.
+    """
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(model_path)
+    image, video = getattr(processor, "image_processor", None), getattr(processor, "video_processor", None)
+    fields = ("image_mean", "image_std", "rescale_factor", "do_rescale", "do_normalize")
+    return video is None or all(_as_list(image, field) == _as_list(video, field) for field in fields)
+
+
+def _as_list(processor: Any, field: str) -> Any:
+    value = getattr(processor, field, None)
+    return list(value) if isinstance(value, tuple | list) else value
+
+
+def _world_size() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _check_arguments(
+    model_path: str | Path, tensor_parallel_size: int, sleep_level: int, utilization: float, max_model_len: int
+) -> None:
+    if not (Path(model_path) / "config.json").is_file():
+        raise ValueError(f"model_path={model_path} holds no config.json; give the folder of a Hugging Face model")
+    world = _world_size()
+    if tensor_parallel_size < 1 or world % tensor_parallel_size:
+        raise ValueError(f"rollout tensor_parallel_size={tensor_parallel_size} does not divide the {world} ranks")
+    if sleep_level not in (0, 1, 2):
+        raise ValueError(f"sleep_level={sleep_level}; use 0 (stay awake), 1 (weights to host) or 2 (drop weights)")
+    if not 0 < utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization={utilization} is not a share in (0, 1]")
+    if max_model_len < 1:
+        raise ValueError(f"max_model_len={max_model_len} must be positive")
+
+
+def _prepare_environment(kv_cache_gib: float | None, quiet: bool, cuda: bool) -> None:
+    """Set what vLLM reads at its import; values already in the user's environment stay, except the process model."""
+    # The engine must live in this process: weights are handed over as tensors, and ranks step in lock-step.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if quiet:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        # Says at every rendered prompt that a thread count stays as it is.
+        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)
+    if not cuda:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(kv_cache_gib or 1)))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

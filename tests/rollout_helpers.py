@@ -1,0 +1,99 @@
+"""Prepared samples of every modality, made with the Hugging Face processor directly, and its reference log-probs."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from datamodules.types import PreparedImage, PreparedSample, PreparedVideo, Sample
+from rollout.seeds import response_seed
+from rollout.types import GenerateRequest, SamplingSpec
+
+MODALITIES = ("text", "image", "video", "two videos", "image and video")
+
+
+def make_video(seed: int, frames: int = 8, height: int = 64, width: int = 96, fps: float = 8.0) -> PreparedVideo:
+    """Random frames whose four-frame stride at `fps` gives non-trivial timestamps."""
+    from transformers.video_utils import VideoMetadata
+
+    pixels = np.random.default_rng(seed).integers(0, 255, (frames, 3, height, width), dtype=np.uint8)
+    metadata = VideoMetadata(
+        total_num_frames=frames * 4,
+        fps=fps,
+        frames_indices=list(range(0, frames * 4, 4)),
+        width=width,
+        height=height,
+        duration=frames * 4 / fps,
+        video_backend="pyav",
+    )
+    grid = (frames // 2, height // 16, width // 16)
+    return PreparedVideo(pixels, metadata, grid, hashlib.sha256(pixels.tobytes() + str(fps).encode()).hexdigest())
+
+
+def make_image(seed: int, height: int = 96, width: int = 64) -> PreparedImage:
+    pixels = np.random.default_rng(seed).integers(0, 255, (3, height, width), dtype=np.uint8)
+    return PreparedImage(pixels, (1, height // 16, width // 16), hashlib.sha256(pixels.tobytes()).hexdigest())
+
+
+def make_sample(processor, modality: str, uid: str | None = None, seed: int = 0, question: str = "What colour?"):
+    """One prepared sample of a modality, its ids from the processor."""
+    images = [make_image(seed + 10)] if "image" in modality else []
+    videos = [make_video(seed + 20)] if "video" in modality else []
+    if modality == "two videos":
+        # 29.97 fps: timestamps that are no round numbers.
+        videos.append(make_video(seed + 30, frames=4, height=96, width=64, fps=29.97))
+    content = [{"type": "image"}] * len(images) + [{"type": "video"}] * len(videos)
+    message = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
+    text = processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+    inputs = processor_inputs(processor, text, images, videos)
+    data_type = "mixed" if images and videos else "image" if images else "video" if videos else "text"
+    sample = Sample(uid or f"{modality}:{seed}", question, "red", "multiple choice", data_type)
+    return PreparedSample(
+        sample=sample,
+        prompt_text=text,
+        prompt_ids=tuple(processor.tokenizer(text)["input_ids"]),
+        expanded_ids=tuple(inputs["input_ids"][0].tolist()),
+        images=tuple(images),
+        videos=tuple(videos),
+    )
+
+
+def processor_inputs(processor, text, images, videos):
+    options = {}
+    if images:
+        options["images"] = [torch.from_numpy(image.pixels) for image in images]
+    if videos:
+        options["videos"] = [torch.from_numpy(video.frames) for video in videos]
+        options["video_metadata"] = [video.metadata for video in videos]
+        options["do_sample_frames"] = False
+    if options:
+        options["do_resize"] = False
+    return processor(text=[text], return_tensors="pt", **options)
+
+
+def reference_logprobs(model, processor, prompt, token_ids, temperature=1.0, banned=()) -> np.ndarray:
+    """Log-probs of a response by one full forward of the transformers model (sdpa, float32)."""
+    inputs = processor_inputs(processor, prompt.prompt_text, prompt.images, prompt.videos)
+    response = torch.tensor([[int(t) for t in token_ids]])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], response], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "mm_token_type_ids" in inputs:
+        kinds = inputs["mm_token_type_ids"]
+        inputs["mm_token_type_ids"] = torch.cat([kinds, torch.zeros_like(response)], dim=1)
+    if hasattr(model.base_model, "rope_deltas"):
+        model.base_model.rope_deltas = None
+    with torch.inference_mode():
+        logits = model(**inputs).logits[0, -response.shape[1] - 1 : -1].float()
+        logits[:, list(banned)] = float("-inf")
+        return (logits / temperature).log_softmax(-1).gather(1, response.T)[:, 0].numpy()
+
+
+def make_requests(prompts, spec: SamplingSpec, seed: int = 0, step: int = 0) -> list[GenerateRequest]:
+    """n requests per prompt with the seeds that a run would use."""
+    return [
+        GenerateRequest(f"{i}/{k}", prompt, spec, response_seed(seed, step, prompt.uid, k))
+        for i, prompt in enumerate(prompts)
+        for k in range(spec.n)
+    ]
