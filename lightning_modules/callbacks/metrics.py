@@ -1,0 +1,89 @@
+"""Every step's scalars, reduced over ranks, to all loggers under one step number, and one line on the console."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+
+log = logging.getLogger("train")
+
+
+def reduce_over_ranks(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Mean over the ranks that report a name; names with the suffix `_count` are summed, `_max` maximised."""
+    import torch.distributed as dist
+
+    gathered: list[Mapping[str, float]] = [metrics]
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        gathered = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, dict(metrics))
+    result = {}
+    for name in sorted({name for part in gathered for name in part}):
+        values = [part[name] for part in gathered if name in part]
+        if name.endswith("_count"):
+            result[name] = float(sum(values))
+        elif name.endswith("_max"):
+            result[name] = float(max(values))
+        else:
+            result[name] = float(sum(values) / len(values))
+    return result
+
+
+class MetricsCallback(L.Callback):
+    """Log `module.step_metrics` (already reduced), the batch's reward metrics and the phase timings.
+
+    Args:
+        max_steps: for the progress line's ETA.
+        console: metrics shown on the console line, in order; missing ones are left out.
+        console_every_n_steps: 0 = no console line.
+    """
+
+    def __init__(self, max_steps: int, console: Sequence[str] = (), console_every_n_steps: int = 1) -> None:
+        self._max_steps = max_steps
+        self._console = tuple(console)
+        self._console_every_n_steps = console_every_n_steps
+        self._step_started = 0.0
+        self._fit_started = 0.0
+        self._first_step = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self._fit_started = self._step_started = time.monotonic()
+        self._first_step = pl_module.rl_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Reduce, log, print."""
+        now = time.monotonic()
+        batch.timings.setdefault("step", now - self._step_started)
+        self._step_started = now
+        local = {f"time/{name}_s": seconds for name, seconds in batch.timings.items()}
+        local |= getattr(batch, "metrics", {})
+        local["data/lost_count"] = float(len(batch.lost))
+        metrics = reduce_over_ranks(local) | dict(pl_module.step_metrics)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=pl_module.rl_step)
+        for uid, reason in batch.lost:
+            log.warning("sample %s skipped: %s", uid, reason)
+        if trainer.is_global_zero and self._console_every_n_steps:
+            step = pl_module.rl_step
+            if step % self._console_every_n_steps == 0 or step >= self._max_steps:
+                log.info(self._line(step, metrics, now))
+
+    def _line(self, step: int, metrics: Mapping[str, float], now: float) -> str:
+        done = max(step - self._first_step, 1)
+        remaining = (now - self._fit_started) / done * max(self._max_steps - step, 0)
+        shown = "  ".join(f"{name.split('/')[-1]} {metrics[name]:.3f}" for name in self._console if name in metrics)
+        seconds = metrics.get("time/step_s", 0.0)
+        return f"step {step}/{self._max_steps}  {shown}  {seconds:.2f} s  ETA {format_seconds(remaining)}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,67 @@
+"""Stop at a step boundary, on every rank at the same one, when somebody asks; at once when asked twice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import lightning as L
+
+log = logging.getLogger(__name__)
+
+
+class StopCallback(L.Callback):
+    """Turn SIGINT and SIGTERM into an agreed stop after the current step.
+
+    The handlers only set a flag: a collective inside a signal handler can meet another one in the main thread and
+    hang. The flag is reduced over ranks at each step boundary; the checkpoint callback, placed later, then saves.
+
+    Args:
+        watchdog_s: seconds after the first request at which the process ends even without reaching a boundary.
+        max_steps: the RL step after which training ends.
+    """
+
+    def __init__(self, max_steps: int, watchdog_s: float = 900.0) -> None:
+        self._max_steps = max_steps
+        self._watchdog_s = watchdog_s
+        self._requested = False
+        self._previous: dict[int, Any] = {}
+        self.stopped_by_user = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Install the handlers after Lightning's own, which run collectives inside the handler."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # Ray runs training in a thread; its own stop request comes through `request`
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self._previous[signum] = signal.signal(signum, self._on_signal)
+
+    def request(self) -> None:
+        """Ask for a stop at the next step boundary."""
+        self._requested = True
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._requested:
+            os._exit(130)  # the user insists; the last periodic checkpoint is intact
+        self._requested = True
+        os.write(2, b"\nstopping after this step; once more ends at once\n")
+        watchdog = threading.Timer(self._watchdog_s, lambda: os._exit(130))
+        watchdog.daemon = True
+        watchdog.start()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Agree on stopping."""
+        if trainer.strategy.reduce_boolean_decision(self._requested, all=False):
+            self.stopped_by_user = pl_module.rl_step < self._max_steps
+            trainer.should_stop = True
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the handlers back."""
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        self._previous.clear()

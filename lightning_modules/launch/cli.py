@@ -1,0 +1,145 @@
+"""What `train.py` does with its command line; errors of the user become one line and exit code 2."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lightning_modules.launch import training
+from lightning_modules.launch.config import ROOT, ConfigError, compose, expand_sweep
+from lightning_modules.launch.pipeline import in_stage, parse_stages, run_pipeline
+from lightning_modules.launch.processes import (
+    INTERRUPTED,
+    ChildRun,
+    die_with_parent,
+    in_launched_rank,
+    torchrun_command,
+)
+from lightning_modules.launch.ranks import PLAN_ENV, inherited_plan, plan_to_json, share_plan
+from lightning_modules.launch.run_folder import RunPlan, plan_run, read_status
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+log = logging.getLogger("train")
+
+HELP = """usage: python train.py [-m] [--cfg] experiment=NAME [group=option ...] [key=value ...]
+
+  experiment=tiny_cpu        the laptop demo: tiny Qwen3-VL, real videos, real vLLM, GRPO
+  experiment=qwen3vl_8b      the 4 x 8 H200 run; preflight=only prints its plan
+  strategy=single|ddp|fsdp   trainer.devices=N   rollout=vllm|hf   algorithm=...   resume=auto|never|PATH
+  -m                         one run per combination of comma-separated values
+  --cfg                      print the resolved configuration and leave
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    if in_stage() or in_launched_rank():
+        die_with_parent()
+    training.export_rank_environment()
+    training.configure_logging()
+    flags = {a for a in arguments if a.startswith("-")}
+    overrides = [a for a in arguments if not a.startswith("-")]
+    unknown = flags - {"-m", "--multirun", "--cfg", "-h", "--help"}
+    try:
+        if unknown:
+            raise ConfigError(f"unknown flag {sorted(unknown)[0]}; see python train.py --help")
+        if flags & {"-h", "--help"}:
+            sys.stdout.write(HELP)
+            return 0
+        if flags & {"-m", "--multirun"}:
+            return _sweep(overrides)
+        config = compose("train", overrides)
+        if "--cfg" in flags:
+            from omegaconf import OmegaConf
+
+            sys.stdout.write(OmegaConf.to_yaml(config, resolve=True))
+            return 0
+        return _run(config, overrides)
+    except ConfigError as error:
+        log.error("error: %s", error)
+        return 2
+
+
+def _sweep(overrides: list[str]) -> int:
+    worst = 0
+    for combination in expand_sweep(overrides):
+        log.info("sweep: %s", " ".join(combination))
+        worst = max(
+            worst, subprocess.run([sys.executable, str(ROOT / "train.py"), *combination], check=False).returncode
+        )
+    return worst
+
+
+def _run(config: DictConfig, overrides: list[str]) -> int:
+    from lightning_modules.launch.preflight import check, print_plan
+
+    stages = parse_stages(config.stages) if config.stages and not in_stage() else []
+    plan = _decide(config)
+    config.run_dir = str(plan.run_dir)
+    if config.preflight == "only":
+        return print_plan(config)
+    first = training.is_rank_zero() and PLAN_ENV not in os.environ
+    if config.preflight != "off" and first:
+        check(config)
+    if stages:
+        fixed = [f"run_dir={plan.run_dir}"] if str(config.resume) == "never" else []
+        return _finish(plan, run_pipeline(parse_stages(config.stages), [*overrides, *fixed]))
+    if plan.start_step >= int(config.max_steps):
+        log.info("%s is complete at step %d (resume=never trains anew)", plan.run_dir, plan.start_step)
+        return 0
+    if first:
+        training.prepare_run_folder(config, plan)
+        log.info("%s", plan.note)
+    if int(config.trainer.devices) > 1 and not in_launched_rank():
+        return _finish(plan, _launch_ranks(config, plan, overrides))
+    return _train(config, plan)
+
+
+def _decide(config: DictConfig) -> RunPlan:
+    """The run folder and checkpoint, the same on every rank."""
+    inherited = inherited_plan()
+    if inherited is not None:
+        return inherited
+    if not in_launched_rank():
+        return plan_run(config)
+    return share_plan(plan_run(config) if training.is_rank_zero() else None)
+
+
+def _launch_ranks(config: DictConfig, plan: RunPlan, overrides: list[str]) -> int:
+    environment = {**os.environ, PLAN_ENV: plan_to_json(plan)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    # torchrun sets one thread with a warning when this is absent; each rank sets its real number itself.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    child = ChildRun(
+        torchrun_command(ROOT / "train.py", overrides, int(config.trainer.devices)), environment, through_launcher=True
+    )
+    code = child.wait()
+    if code == 0 and read_status(plan.run_dir).get("state") == "stopped":
+        return INTERRUPTED
+    return code
+
+
+def _train(config: DictConfig, plan: RunPlan) -> int:
+    training.configure_logging(plan.run_dir)
+    try:
+        code = training.run_training(config, plan)
+    except KeyboardInterrupt:
+        log.info("stopped before the first step boundary; nothing new to save")
+        return INTERRUPTED
+    except Exception as error:
+        # The trust boundary of a whole run: record the reason in the run folder, then let the traceback be seen.
+        training.write_failure(plan, error)
+        raise
+    return code if in_launched_rank() else _finish(plan, code)
+
+
+def _finish(plan: RunPlan, code: int) -> int:
+    if not in_stage():
+        log.info("%s", training.next_steps(plan.run_dir, read_status(plan.run_dir)))
+    return code

@@ -1,0 +1,183 @@
+"""Compose the configuration of an entry point, and say what is wrong with a typo in one line.
+
+Only this folder and the entry points see a `DictConfig`; components receive plain, typed keyword arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF_DIR = ROOT / "conf"
+
+VOLATILE_KEYS = (
+    "resume",
+    "preflight",
+    "max_steps",
+    "run_dir",
+    "run_name",
+    "output_dir",
+    "stages",
+    "trainer",
+    "strategy",
+    "logger",
+    "launcher",
+    "callbacks",
+    "debug",
+)
+"""Keys that do not make another run: changing them continues the same run folder."""
+
+
+class ConfigError(ValueError):
+    """The user's command line or configuration is wrong; the message is one line that says what to do."""
+
+
+def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
+    """Return "; did you mean a, b?" for the closest of `valid`, or the whole list when none is close."""
+    names = sorted(set(valid))
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    if not close:
+        last = name.split(".")[-1]
+        by_last = {n.split(".")[-1]: n for n in names}
+        close = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=count, cutoff=0.6)]
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; valid: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+
+
+def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose `conf/<config_name>.yaml` with Hydra overrides.
+
+    Raises:
+        ConfigError: unknown group option, unknown key, or an override that does not parse, with the nearest names.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not (CONF_DIR / f"{config_name}.yaml").is_file():
+        raise ConfigError(f"no configuration {CONF_DIR.name}/{config_name}.yaml")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        _check_overrides(config_name, list(overrides), hydra_compose)
+        try:
+            return hydra_compose(config_name, overrides=list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(_one_line(error)) from error
+
+
+def _check_overrides(config_name: str, overrides: list[str], hydra_compose: Any) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise ConfigError(f"cannot read the command line {' '.join(overrides)!r}: {_one_line(error)}") from error
+    groups = {path.name: path for path in CONF_DIR.iterdir() if path.is_dir()}
+    chosen, values = [], []
+    for override in parsed:
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or override.is_hydra_overrides_disabled():
+            continue
+        if key in groups:
+            _check_option(key, groups[key], override.value())
+            chosen.append(override.input_line)
+        else:
+            values.append(override)
+    try:
+        base = hydra_compose(config_name, overrides=chosen)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_one_line(error)) from error
+    known = set(flat_keys(base))
+    open_parents = {key for key in known if _is_open(base, key)}
+    for override in values:
+        key = override.key_or_group
+        if key not in known and not any(key.startswith(f"{parent}.") for parent in open_parents):
+            raise ConfigError(f"unknown config key '{key}'{nearest(key, known | set(groups))}")
+
+
+def _is_open(config: DictConfig, key: str) -> bool:
+    """Whether `key` is an empty mapping or null, below which the user may put keys of their own."""
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.select(config, key, throw_on_missing=False)
+    return OmegaConf.is_dict(node) and len(node) == 0
+
+
+def _check_option(group: str, folder: Path, value: Any) -> None:
+    options = {path.stem for path in folder.glob("*.yaml")}
+    chosen = value if isinstance(value, list) else [value]
+    for name in chosen:
+        if name in (None, "null") or str(name) in options or isinstance(name, dict):
+            continue
+        raise ConfigError(f"{group}={name} does not exist{nearest(str(name), options)}")
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:3])
+
+
+def flat_keys(config: DictConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of a config, inner nodes included; interpolations are not resolved."""
+    from omegaconf import OmegaConf
+
+    keys: list[str] = []
+    for key in config:
+        name = f"{prefix}{key}"
+        keys.append(name)
+        node = config._get_node(key)
+        if OmegaConf.is_dict(node) and not node._is_none() and not node._is_interpolation():
+            keys.extend(flat_keys(node, f"{name}."))
+    return keys
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Resolve every interpolation and return plain containers.
+
+    Raises:
+        ConfigError: a mandatory value (`???`) is missing or an interpolation points nowhere.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+    return dict(plain)  # type: ignore[arg-type]
+
+
+def config_hash(plain: dict[str, Any]) -> str:
+    """Eight hex digits that name a run: equal for equal settings, whatever is in VOLATILE_KEYS."""
+    kept = {key: value for key, value in plain.items() if key not in VOLATILE_KEYS}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def default_run_dir(config: DictConfig) -> Path:
+    """`<output_dir>/<experiment>/<run_name>`; without a run name, the seed and a hash of the settings."""
+    plain = to_plain(config)
+    name = plain.get("run_name") or f"seed{plain['seed']}-{config_hash(plain)}"
+    return Path(plain["output_dir"]) / plain["name"] / name
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Turn `seed=1,2 algorithm=grpo,dapo` into one override list per combination (`python train.py -m ...`)."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    return [list(arguments) for batch in batches for arguments in batch]

@@ -1,0 +1,217 @@
+"""Check a configuration before anything heavy starts, and print the plan of a run.
+
+`check` raises one `ConfigError` that lists every problem with its value and its fix. `print_plan` is
+`preflight=only`: it loads no model and works on a machine without GPUs, where the missing ones are listed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_modules.launch.config import ConfigError, to_plain
+from lightning_modules.launch.memory import memory_plan
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+log = logging.getLogger("preflight")
+
+
+def check(config: DictConfig) -> None:
+    """Raise ConfigError when the run cannot work on this machine or its numbers do not fit together."""
+    plain = to_plain(config)
+    problems = [*arithmetic_problems(plain), *machine_problems(plain), *path_problems(plain)]
+    if problems:
+        raise ConfigError("; ".join(problems) if len(problems) == 1 else "\n  - " + "\n  - ".join(problems))
+
+
+def world_size(plain: dict[str, Any]) -> int:
+    """Ranks of the whole run."""
+    return int(plain["trainer"]["devices"]) * int(plain["trainer"]["num_nodes"])
+
+
+def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
+    """Numbers that contradict each other, each with its fix."""
+    problems = []
+    world = world_size(plain)
+    data, module = plain["data"], plain["module"]
+    rollout_batch = int(data["rollout_batch_size"])
+    if rollout_batch % world:
+        problems.append(
+            f"data.rollout_batch_size={rollout_batch} does not divide among {world} ranks; "
+            f"use {_nearest_multiple(rollout_batch, world)}"
+        )
+    update_batch = module.get("update_batch_size")
+    if update_batch and rollout_batch % int(update_batch):
+        problems.append(
+            f"data.rollout_batch_size={rollout_batch} is not a multiple of module.update_batch_size={update_batch}; "
+            f"use a divisor of {rollout_batch}"
+        )
+    if update_batch and int(update_batch) % world:
+        problems.append(f"module.update_batch_size={update_batch} does not divide among {world} ranks")
+    tensor_parallel = int(_get(plain, "rollout.engine.tensor_parallel_size", 1))
+    if world % tensor_parallel:
+        problems.append(
+            f"rollout.engine.tensor_parallel_size={tensor_parallel} does not divide the {world} ranks of the run"
+        )
+    if int(plain["max_steps"]) < 1:
+        problems.append(f"max_steps={plain['max_steps']}; use 1 or more")
+    if int(plain["trainer"]["devices"]) < 1 or int(plain["trainer"]["num_nodes"]) < 1:
+        problems.append("trainer.devices and trainer.num_nodes start at 1")
+    if "single" in plain["strategy"]["_target_"] and world > 1:
+        problems.append(f"strategy=single uses one device, but the run has {world} ranks; use strategy=fsdp or ddp")
+    return problems
+
+
+def _nearest_multiple(value: int, factor: int) -> int:
+    return max(factor, round(value / factor) * factor)
+
+
+def _get(plain: dict[str, Any], dotted: str, default: Any = None) -> Any:
+    node: Any = plain
+    for key in dotted.split("."):
+        if not isinstance(node, dict) or node.get(key) is None:
+            return default
+        node = node[key]
+    return node
+
+
+def gpu_count() -> int:
+    """GPUs of this machine, without importing torch."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def cpu_count() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine_problems(plain: dict[str, Any]) -> list[str]:
+    """What this machine or environment lacks."""
+    problems = []
+    devices = int(plain["trainer"]["devices"])
+    if plain["trainer"]["accelerator"] in ("gpu", "cuda"):
+        available = gpu_count()
+        if devices > available:
+            problems.append(
+                f"trainer.devices={devices}, but this machine has {available} GPUs; use trainer=cpu or fewer"
+            )
+    elif devices > cpu_count():
+        problems.append(
+            f"trainer.devices={devices}, but this machine has {cpu_count()} cores; use {cpu_count()} or fewer"
+        )
+    engine = str(_get(plain, "rollout.engine._target_", ""))
+    uses_engine = any((c or {}).get("_target_", "").endswith("ColocatedEngineCallback") for c in _callbacks(plain))
+    if uses_engine and "vllm" in engine.lower() and importlib.util.find_spec("vllm") is None:
+        problems.append("vLLM is not installed: pip install -e '.[gpu]' (or '.[cpu]'), or use rollout=hf")
+    return problems
+
+
+def _callbacks(plain: dict[str, Any]) -> list[dict[str, Any] | None]:
+    return list((plain.get("callbacks") or {}).values())
+
+
+def path_problems(plain: dict[str, Any]) -> list[str]:
+    """Model and data paths that do not exist. What a pipeline's own stages build is not expected to be there yet."""
+    problems = []
+    built_here = Path(plain["assets_dir"]).resolve() if plain.get("stages") else None
+    for key in ("train_files", "val_files"):
+        for path in file_list(plain["data"].get(key)):
+            if not Path(path).exists() and not _below(path, built_here):
+                problems.append(f"data.{key}: {path} does not exist")
+    root = plain["data"].get("media_root")
+    if root and not Path(root).is_dir() and not _below(root, built_here):
+        problems.append(f"data.media_root={root} is not a folder")
+    problem = model_problem(str(plain["model"]["path"]))
+    if problem and not _below(plain["model"]["path"], built_here):
+        problems.append(problem)
+    return problems
+
+
+def file_list(value: Any) -> list[str]:
+    """Paths in a `train_files` value: one path, a list of paths, or a mapping from path to mixture weight."""
+    if value in (None, "", "???"):
+        return []
+    if isinstance(value, str):
+        return [value]
+    return [str(v["path"] if isinstance(v, dict) else v) for v in value]
+
+
+def _below(path: str | Path, folder: Path | None) -> bool:
+    return folder is not None and Path(path).resolve().is_relative_to(folder)
+
+
+def model_problem(path: str) -> str | None:
+    """Why the model at `path` (folder or hub name) cannot be loaded here, or None."""
+    if Path(path).is_dir():
+        return None if (Path(path) / "config.json").is_file() else f"model.path={path} holds no config.json"
+    if path.count("/") != 1 or path.startswith((".", "/", "~")):
+        return f"model.path={path} does not exist"
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return None
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return f"model.path={path} is not in the Hugging Face cache and HF_HUB_OFFLINE is set"
+    return None
+
+
+def print_plan(config: DictConfig) -> int:
+    """Log the plan of the run; 0 when everything it needs is here, 1 when something is missing, 2 when it is wrong."""
+    from omegaconf import OmegaConf
+
+    unset = sorted(OmegaConf.missing_keys(config))
+    for key in unset:
+        OmegaConf.update(config, key, "")
+    plain = to_plain(config)
+    for line in plan_lines(plain):
+        log.info("%s", line)
+    wrong = arithmetic_problems(plain)
+    missing = [f"{key} is not set" for key in unset] + machine_problems(plain) + path_problems(plain)
+    model = str(plain["model"]["path"])
+    if not Path(model).is_dir() and model_problem(model) is None and not _cached(model):
+        missing.append(f"model {model} is not in the Hugging Face cache; it will be downloaded at the start")
+    for title, items in (("does not fit together", wrong), ("missing on this machine", missing)):
+        for item in items:
+            log.info("  %s: %s", title, item)
+    log.info("plan only, nothing was loaded: %s", "ready" if not wrong and not missing else "not ready")
+    return 2 if wrong else 1 if missing else 0
+
+
+def _cached(model: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(model, "config.json"), str)
+
+
+def plan_lines(plain: dict[str, Any]) -> list[str]:
+    """The plan in words: ranks, prompts and rollouts, micro-batches, tokens, memory, engine."""
+    world = world_size(plain)
+    trainer, data, module = plain["trainer"], plain["data"], plain["module"]
+    sampling = _get(plain, "rollout.sampling", {})
+    engine = _get(plain, "rollout.engine", {})
+    tensor_parallel = int(engine.get("tensor_parallel_size", 1))
+    prompts = int(data["rollout_batch_size"])
+    n = int(sampling.get("n", 1))
+    update = int(module.get("update_batch_size") or prompts)
+    lines = [
+        f"plan of {plain['name']}: model {plain['model']['path']}, {plain['max_steps']} steps, seed {plain['seed']}",
+        f"  ranks: {world} = {trainer['num_nodes']} nodes x {trainer['devices']} ({trainer['accelerator']}), "
+        f"strategy {plain['strategy']['_target_'].split('.')[-2]}",
+        f"  prompts: {prompts} per step, {prompts // world} per rank; rollouts: n={n}, {prompts * n} per step, "
+        f"{prompts // world * n} per rank",
+        f"  updates: {prompts // update} per step of {update} prompts"
+        + (" (on-policy: one update per step, the clip range is inert)" if prompts == update else ""),
+        f"  engine: {world // tensor_parallel} groups of tensor-parallel size {tensor_parallel}; "
+        + ", ".join(f"{k}={v}" for k, v in sorted(engine.items()) if not isinstance(v, dict) and not k.startswith("_")),
+    ]
+    return lines + memory_plan(plain, world)

@@ -1,0 +1,25 @@
+"""What training asks of a strategy beyond Lightning's own interface: build the policy, average gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from lightning_modules.families.base import ModelFamily
+    from lightning_modules.policy import PolicyModel
+
+
+class PolicyStrategy:
+    """Mixin of the project's strategies. The default is one process that holds the whole model."""
+
+    def build_policy(self, family: ModelFamily, model_path: str, dtype: torch.dtype, **options: object) -> PolicyModel:
+        """Return the policy with its weights, on this strategy's device and in its parallel form."""
+        from lightning_modules.strategies.materialise import load_whole
+
+        return load_whole(family, model_path, dtype, device=self.root_device, **options)  # type: ignore[attr-defined]
+
+    def sync_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Average gradients over data-parallel ranks after the last micro-batch of an update."""
