@@ -31,6 +31,8 @@ class MediaRef:
     """Start of the used part in seconds; None = from the beginning. Videos only."""
     end: float | None = None
     """End of the used part in seconds; None = to the end. Videos only."""
+    fps: float | None = None
+    """Sampled frames per second of this video; None = the spec's. Videos only."""
 
 
 @dataclass(frozen=True)
@@ -135,5 +137,9 @@ class StepBatch:
     """`rollout.types.RolloutGroup` per prompt, in the order of `prompts`."""
     scores: list[Any] = field(default_factory=list)
     """Per group a tuple of `rewards.base.Score`, one per response, in the order of `groups`."""
+    greedy_scores: list[Any] = field(default_factory=list)
+    """Per group the `Score` of its greedy baseline response, or None; in the order of `groups`."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds spent per phase of this step (wait, sync, generate, score, ...)."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Scalars of this step and rank for the loggers: `_count` names are summed over ranks, `_max` names maximised."""

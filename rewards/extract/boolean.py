@@ -1,0 +1,62 @@
+"""Yes or no in free text."""
+
+from __future__ import annotations
+
+import re
+
+from rewards.extract.sections import boxed, plain
+
+_TRUE = r"yes|yeah|yep|true|correct|right|是的|是|对|對|正确|有"
+_FALSE = r"not\s+yet|no|nope|false|incorrect|wrong|不是|否|不对|不對|错误|没有"
+_BARE = re.compile(rf"\W*(?:(?P<t>{_TRUE}|y|1)|(?P<f>{_FALSE}|n|0))\W*", re.IGNORECASE)
+_LEAD = re.compile(rf"\W*(?:(?P<f>{_FALSE})|(?P<t>{_TRUE}))(?!\w)", re.IGNORECASE)
+_CUE = re.compile(
+    r"(?:\b(?:answer|verdict|statement|claim|conclusion|it|this|that|response)\b\s*(?:is|would be|:|=)+"
+    r"|答案(?:是|为|:)?|\b(?:therefore|thus|so|hence|finally|say)\b,?:?)\s*[\"'(\[]*"
+    rf"(?P<v>(?P<f>{_FALSE})|(?P<t>{_TRUE}))(?!\w)",
+    re.IGNORECASE,
+)
+_SPOKEN = re.compile(
+    r"(?:(?<=[,;:.!?\-(\"'])\s*|^\s*)(?:(?P<f>not\s+yet|no|nope|false)|(?P<t>yes|yeah|yep|true))(?=\s*(?:[.,;:!?)\"']|$))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BOTH = re.compile(
+    rf"\b(?:{_TRUE})\b\s*(?:and|or|/|,?\s*and/or|but also)\s*\b(?:{_FALSE})\b"
+    rf"|\b(?:{_FALSE})\b\s*(?:and|or|/|but also)\s*\b(?:{_TRUE})\b",
+    re.IGNORECASE,
+)
+_CORRECTION = re.compile(r"\b(?:wait|actually|correction|rather|on second thought|sorry|i mean)\b", re.IGNORECASE)
+_UNSURE = re.compile(
+    r"\b(?:not (?:sure|certain|clear|possible|enough)|unsure|uncertain|cannot|can't|unclear|unknown|i don't know)\b",
+    re.IGNORECASE,
+)
+
+
+def find_boolean(text: str) -> tuple[bool | None, str]:
+    """Whether `text` says yes or no, and why it says neither.
+
+    A bare word, then the last cue ("the answer is no"), then a leading word (a later one only after a correction such
+    as "wait"), then the last word that stands as a clause of its own. "Yes and no" and "not sure" are no answer.
+    """
+    clean = plain(text).strip()
+    boxes = boxed(clean)
+    if boxes:
+        clean = boxes[-1][1].strip()
+    bare = _BARE.fullmatch(clean)
+    if bare:
+        return bare.group("t") is not None, ""
+    if _BOTH.search(clean):
+        return None, "both yes and no"
+    cues = list(_CUE.finditer(clean))
+    if cues:
+        return cues[-1].group("t") is not None, ""
+    spoken = list(_SPOKEN.finditer(clean))
+    corrected = [m for m in spoken if _CORRECTION.search(clean[: m.start()])]
+    if corrected:
+        return corrected[-1].group("t") is not None, ""
+    lead = _LEAD.match(clean)
+    if lead:
+        return lead.group("t") is not None, ""
+    if spoken and not _UNSURE.search(clean[spoken[-1].end() :]):
+        return spoken[-1].group("t") is not None, ""
+    return None, "neither yes nor no"

@@ -1,0 +1,279 @@
+"""The chosen option of a multiple-choice answer, read against the options that really exist."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rewards.extract.sections import boxed, plain
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DEFAULT = tuple("ABCDEFGHIJ")
+_NAMED = re.compile(
+    r"\s*(?:option|sentence|caption|choice|statement|video)\s+(\d{1,2}|[A-Za-z])\s*[:.)\-]?\s*(.*)", re.I | re.S
+)
+_LABEL = re.compile(r"\s*[(\[]?\s*(\d{1,2}|[A-Za-z])\s*[)\]]?\s*(?:[).:：、．\]]\s*|$)(.*)", re.S)
+
+
+@dataclass(frozen=True)
+class OptionSet:
+    """Labels and texts of the options, in order; `texts[i]` is "" where only the label is known."""
+
+    labels: tuple[str, ...]
+    texts: tuple[str, ...]
+    assumed: bool = False
+    """True when the record lists no options and the labels are a guess."""
+
+
+@lru_cache(maxsize=4096)
+def parse_options(options: tuple[str, ...], gold: str = "") -> OptionSet:
+    """Split "A. a cup", "(B) a dog", "C: x", "Option 1: y" into label and text; options without labels get A, B, ...
+
+    Without options the labels A to J are assumed, and the gold letter beyond them.
+    """
+    if not options:
+        label = gold.strip().upper()[:1]
+        extra = (label,) if label in _LETTERS and label and label not in _DEFAULT else ()
+        return OptionSet(_DEFAULT + extra, ("",) * len(_DEFAULT + extra), assumed=True)
+    clean = [unicodedata.normalize("NFKC", option) for option in options]
+    for pattern in (_NAMED, _LABEL):
+        matches = [pattern.fullmatch(option) for option in clean]
+        if all(matches):
+            labels = tuple(m.group(1).upper() for m in matches if m)
+            ordered = labels == tuple(_LETTERS[: len(labels)]) or all(label.isdigit() for label in labels)
+            if len(set(labels)) == len(labels) and (
+                ordered or pattern is _NAMED or all(not x.isdigit() for x in labels)
+            ):
+                return OptionSet(labels, tuple(m.group(2).strip() for m in matches if m))
+    if len(clean) > len(_LETTERS):
+        raise ValueError(f"{len(clean)} options: at most {len(_LETTERS)} can be lettered")
+    return OptionSet(tuple(_LETTERS[: len(clean)]), tuple(option.strip() for option in clean))
+
+
+def gold_label(gold: str, options: OptionSet) -> str:
+    """Label of the gold answer, given as label, as "B. text" or as option text. Raises ValueError when it is none."""
+    clean = unicodedata.normalize("NFKC", str(gold)).strip()
+    if clean.upper() in options.labels:
+        return clean.upper()
+    for pattern in (_NAMED, _LABEL):
+        match = pattern.fullmatch(clean)
+        if match and match.group(1).upper() in options.labels:
+            return match.group(1).upper()
+    same = [
+        label for label, text in zip(options.labels, options.texts, strict=True) if text and fold(text) == fold(clean)
+    ]
+    if len(same) == 1:
+        return same[0]
+    raise ValueError(f"the gold answer {gold!r} is none of the labels {', '.join(options.labels)} and no option's text")
+
+
+def fold(text: str) -> str:
+    """Text for comparison: NFKC, lower case, no punctuation at the edges, single spaces."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    text = re.sub(r"\s+", " ", text).strip()
+    return text.strip(" \t.,;:!?\"'()[]{}*`_。，；：！？“”‘’")
+
+
+@lru_cache(maxsize=512)
+def _patterns(labels: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
+    """Compiled once per set of labels. Upper case is asked for where a lower-case letter could be a word."""
+    upper = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
+    both = "|".join(
+        re.escape(x) for label in sorted(labels, key=len, reverse=True) for x in dict.fromkeys((label, label.lower()))
+    )
+    noun = r"(?:answer|option|choice|letter|response|sentence|caption|statement|答案|选项|選項)"
+    mark = rf"(?:[(\[{{<\"'“]\s*(?P<p>{both})\s*[)\]}}>\"'”]|(?P<l>{both})(?![\w'’])(?!\s*=\s*\w))"
+    verb = r"(?:choose|chose|select|selected|pick|picked|go\s+with|going\s+with|say|vote\s+for|prefer|opt\s+for|guess)"
+    cue = rf"""
+        (?:\b(?:final|correct|best|right|only|my|the)\s+)*{noun}(?:\s+(?:here|choice|option|letter))?\b\s*
+          (?:\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|\bis\b|是|为|為|应该?|選|选|:|=|-(?=\s))+\s*
+          (?:\b(?:clearly|therefore|thus|probably|likely|definitely|:|option|choice|letter|选项|sentence|number)\b\s*:?\s*)*
+      | \b(?:i(?:'d|'ll|\s+would|\s+will)?\s+)?{verb}\s+(?:(?:the\s+)?(?:option|answer|choice|letter)\s+)?
+      | (?:选择|选|選擇|選|答)\s*[:是]?\s*
+      | (?:\b(?:so|therefore|thus|hence|finally|conclusion|final|overall|ans)\b[,:]?|∴)\s*
+          (?:(?:it'?s|it\s+is|option|choice|answer)\s+)?:?\s*
+    """
+    after = (
+        r"(?:\s*(?:is|are|looks?|seems?)\s+(?:definitely\s+|clearly\s+|the\s+)*(?:correct|right|true|best|answer)\b"
+        r"|\s*(?:正确|正確|是对的|是正确))"
+    )
+    wrong = (
+        r"(?:\s*(?:is|are|was|looks?|seems?|can\s+be|must\s+be)\s+(?:also\s+|clearly\s+|definitely\s+)*"
+        r"(?:not\b|n't|wrong|incorrect|false|excluded|eliminated|ruled\s+out|out\b|impossible|a\s+distractor|unlikely|closed)"
+        r"|\s*(?:isn't|cannot|can't|does\s+not|doesn't)|\s*(?:错|錯|不对|不正确))"
+    )
+    return {
+        "bare": re.compile(rf"\W*(?:(?:option|choice|answer|sentence|caption)\s+)?(?P<l>{both})\W*", re.I),
+        "cue": re.compile(rf"(?:{cue}){mark}", re.I | re.X),
+        "after": re.compile(rf"(?<![\w'’])(?P<l>{upper})(?![\w'’])\)?{after}", re.I),
+        "wrong": re.compile(rf"(?<![\w'’])[(\[]?(?P<l>{upper})[)\]]?(?![\w'’]){wrong}", re.I),
+        "lead": re.compile(
+            rf"[(\[{{]?\s*(?P<l>{upper})(?P<d>\s*[)\]}}.:,;、：]|\s*[-–—]\s|\s*\n|\s+|$)(?P<rest>.*)", re.S
+        ),
+        "line": re.compile(rf"^\s*[-•]?\s*[(\[]?(?P<l>{upper})[)\].:、]\s*(?P<t>\S.*)$", re.M),
+        "paren": re.compile(rf"[(\[](?P<l>{upper})[)\]]"),
+        "alone": re.compile(rf"(?<![\w'’.\-])(?P<l>{upper})(?![\w'’\-])"),
+        "join": re.compile(
+            rf"\s*[)\].]?\s*(?:,?\s*(?:and/or|or|and|and\s+also|nor|&|或|和|/)|,|/|、)\s*(?:option\s+|also\s+)?[(\[]?(?:{upper})(?![\w'’])"
+        ),
+    }
+
+
+def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
+    """Label of the option that `text` chooses, and why it chooses none.
+
+    In this order: the whole text is a label; the last explicit statement ("the answer is (B)", "B is correct",
+    `\\\\boxed{B}`, "选B"); a leading label ("B. a dog"); the only label in brackets; the only label standing alone;
+    the only option whose text occurs. Lists of options and several labels are no choice.
+    """
+    clean = plain(text).strip()
+    if not clean:
+        return None, "empty answer"
+    patterns = _patterns(options.labels)
+    bare = patterns["bare"].fullmatch(clean)
+    if bare:
+        return bare.group("l").upper(), ""
+    whole = _by_text(clean, options, exact=True)
+    if whole:
+        return whole, ""
+    label, reason = _explicit(clean, options, patterns)
+    if label or reason:
+        return label, reason
+    listed = {m.group("l") for m in patterns["line"].finditer(clean)}
+    if len(listed) > 1:
+        return None, "lists several options without choosing one"
+    label, reason = _leading(clean, options, patterns)
+    if label or reason:
+        return label, reason
+    label, reason = _standing_alone(clean, options, patterns)
+    if label or reason:
+        return label, reason
+    label = _by_text(clean, options, exact=False)
+    return (label, "") if label else (None, "no option recognised")
+
+
+def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]]) -> tuple[str | None, str]:
+    """The last explicit statement; ("", reason) style: a reason means that the statement names several options."""
+    statements: list[tuple[int, int, str]] = []
+    for start, content in boxed(clean):
+        inner = patterns["bare"].fullmatch(content) or patterns["lead"].match(content.strip())
+        label = inner.group("l").upper() if inner else _by_text(content, options, exact=True)
+        if label:
+            statements.append((start, start + len(content), label))
+    for match in patterns["cue"].finditer(clean):
+        raw = match.group("p") or match.group("l")
+        if match.group("l") and raw.islower() and not _ends_clause(clean, match.end()):
+            continue
+        if match.group("l") and raw in ("A", "I") and not _letter_not_word(clean, match.end(), raw, options):
+            continue
+        statements.append((match.start("p") if match.group("p") else match.start("l"), match.end(), raw.upper()))
+    for match in patterns["after"].finditer(clean):
+        if match.group("l").isupper() or match.group("l").isdigit():
+            statements.append((match.start("l"), match.end("l"), match.group("l").upper()))
+    rejected = {m.start("l") for m in patterns["wrong"].finditer(clean) if m.group("l").isupper()}
+    statements = sorted(s for s in statements if s[0] not in rejected)
+    if not statements:
+        texts = _stated_text(clean, options)
+        return texts, ""
+    start, end, label = statements[-1]
+    if patterns["join"].match(clean, end):
+        return None, "names several options in one statement"
+    return label, ""
+
+
+_TEXT_CUE = re.compile(r"\b(?:answer|option|choice)\s*(?:is|would be|should be|:)+\s*", re.I)
+
+
+def _stated_text(clean: str, options: OptionSet) -> str | None:
+    """Option whose text follows the last "the answer is"."""
+    cues = list(_TEXT_CUE.finditer(clean))
+    if not cues:
+        return None
+    tail = re.split(r"\n|(?<=[.!?])\s", clean[cues[-1].end() :], maxsplit=1)[0]
+    return _by_text(tail, options, exact=True) or _by_text(tail, options, exact=False)
+
+
+def _ends_clause(text: str, end: int) -> bool:
+    return re.match(r"\s*(?:$|[.,;:!?)\]\n])", text[end : end + 8]) is not None
+
+
+def _letter_not_word(text: str, end: int, letter: str, options: OptionSet) -> bool:
+    """Whether a capital A or I is an option's label rather than the article or pronoun that begins a phrase."""
+    following = text[end : end + 200]
+    if re.match(r"\s*(?:$|[.,;:!?)\]\n(\-–—])|\s+(?:because|since|as|is|was|and|or|for|due|which|with)\b", following):
+        return letter == "A" or not re.match(r"\s+(?:was|and)\b", following)
+    position = options.labels.index(letter) if letter in options.labels else -1
+    return position >= 0 and bool(options.texts[position]) and fold(following).startswith(fold(options.texts[position]))
+
+
+def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]]) -> tuple[str | None, str]:
+    """A label at the very beginning, with its text or an explanation behind it."""
+    match = patterns["lead"].match(clean)
+    if not match:
+        return None, ""
+    label, delimiter, rest = match.group("l"), match.group("d"), match.group("rest")
+    opened = clean[0] in "([{"
+    if delimiter.strip() == "" and "\n" not in delimiter and not opened:
+        if label in ("A", "I") and not _letter_not_word(clean, match.end("l"), label, options):
+            return None, ""
+        if label.isdigit():
+            return None, ""
+    if match.start("l") in {m.start("l") for m in patterns["wrong"].finditer(clean)}:
+        return None, ""
+    if patterns["join"].match(clean, match.end("l")):
+        return None, "names several options"
+    final = patterns["bare"].fullmatch(rest.splitlines()[-1]) if rest.strip() and "\n" in rest else None
+    return (final.group("l").upper(), "") if final else (label, "")
+
+
+def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]]) -> tuple[str | None, str]:
+    """The only label in brackets, else the only label that stands alone, rejected ones not counted."""
+    rejected = {m.start("l") for m in patterns["wrong"].finditer(clean)}
+    for name in ("paren", "alone"):
+        found = [m for m in patterns[name].finditer(clean) if m.start("l") not in rejected]
+        if name == "alone":
+            found = [m for m in found if not m.group("l").isdigit()]
+            found = [
+                m
+                for m in found
+                if m.group("l") not in ("A", "I") or _letter_not_word(clean, m.end("l"), m.group("l"), options)
+            ]
+        labels = list(dict.fromkeys(m.group("l") for m in found))
+        if len(labels) == 1:
+            return labels[0], ""
+        if labels:
+            last = re.split(r"\n|(?<=[.!?。])\s+", clean)[-1]
+            final = patterns["bare"].fullmatch(last)
+            return (final.group("l").upper(), "") if final else (None, f"mentions {', '.join(labels)}")
+    return None, ""
+
+
+_NEGATION = re.compile(r"\b(?:not|isn't|no|never|neither|nor|without|wasn't|aren't)\s+(?:\w+\s+){0,2}$", re.I)
+
+
+def _by_text(text: str, options: OptionSet, *, exact: bool) -> str | None:
+    """Label of the only option whose text is `text` (exact) or occurs in it as whole words, longest match first."""
+    folded = fold(text)
+    known = [(label, fold(t)) for label, t in zip(options.labels, options.texts, strict=True) if fold(t)]
+    if exact:
+        same = [label for label, t in known if t == folded]
+        return same[0] if len(same) == 1 else None
+    covered: list[tuple[int, int]] = []
+    hits: list[str] = []
+    for label, t in sorted(known, key=lambda pair: -len(pair[1])):
+        for match in re.finditer(rf"(?<![\w.]){re.escape(t)}(?!\w|\.\d)", folded):
+            if any(a <= match.start() and match.end() <= b for a, b in covered):
+                continue
+            covered.append(match.span())
+            if not _NEGATION.search(folded[: match.start()]):
+                hits.append(label)
+    unique = set(hits)
+    return unique.pop() if len(unique) == 1 else None
+
+
+def as_options(options: Sequence[str] | None) -> tuple[str, ...]:
+    """Options of a record as a tuple; None and empty strings are dropped."""
+    return tuple(str(option) for option in options or () if str(option).strip())

@@ -1,0 +1,198 @@
+"""Numbers in free text: signs, thousands commas, fractions, LaTeX, percent, units, words, CJK numerals, clock times."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rewards.extract.sections import boxed, plain
+
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_UNITS = {word: value for value, word in enumerate(_SMALL)}
+_TENS = {
+    word: 10 * (i + 2)
+    for i, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])
+}
+_SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_CJK = {char: i for i, char in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
+_WORD = "|".join(sorted([*_UNITS, *_TENS, *_SCALES], key=len, reverse=True))
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_TOKEN = re.compile(
+    rf"""
+    (?P<frac>(?P<fs>-\s?)?\\[dt]?frac\s*\{{\s*(?P<fn>-?[\d.,]+)\s*\}}\s*\{{\s*(?P<fd>-?[\d.,]+)\s*\}})
+  | (?P<sci>(?<![\w.])[-+]?(?:{_DIGITS})\s*(?:\\times|×|x|\*)\s*10\s*\^?\s*\{{?\s*(?P<se>[-+]?\d+)\}}?)
+  | (?P<ratio>(?<![\w./])[-+]?(?:(?P<whole>\d+)\s+)?\d+\s*/\s*\d+(?![\w/.]))
+  | (?P<num>(?<![\w.,])[-+]?(?:{_DIGITS})(?:e[-+]?\d+(?![\w]))?(?P<pct>\s?(?:%|\\%|percent\b|per\scent\b))?)
+  | (?P<word>(?<![\w-])(?:(?:minus|negative)\s+)?(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*(?![\w-]))
+  | (?P<cjk>[零一二三四五六七八九十百千万两兩〇]+)
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_SIGN = re.compile(r"[\u2212\u2013\u2014\uff0d](?=\s?[\d.])")
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a text."""
+
+    value: float
+    text: str
+    start: int
+    end: int
+    percent: bool = False
+
+
+def find_numbers(text: str) -> list[Number]:
+    """Every number of `text` (already `plain`) from left to right; one that overflows a float is infinite."""
+    found = []
+    for match in _TOKEN.finditer(text):
+        value = _value(match)
+        if value is not None:
+            percent = bool(match.group("pct"))
+            found.append(Number(value, match.group(0), match.start(), match.end(), percent))
+    return found
+
+
+def _to_float(text: str) -> float:
+    return float(text.replace(",", "").replace(" ", ""))
+
+
+def _value(match: re.Match[str]) -> float | None:
+    kind = match.lastgroup if match.lastgroup in ("frac", "sci", "ratio", "num", "word", "cjk") else ""
+    kind = kind or next(k for k in ("frac", "sci", "ratio", "num", "word", "cjk") if match.group(k))
+    text = match.group(kind)
+    try:
+        if kind == "frac":
+            value = _to_float(match.group("fn")) / _to_float(match.group("fd"))
+            return -value if match.group("fs") else value
+        if kind == "sci":
+            mantissa = re.match(rf"[-+]?(?:{_DIGITS})", text)
+            return _to_float(mantissa.group(0)) * 10.0 ** int(match.group("se")) if mantissa else None
+        if kind == "ratio":
+            return _ratio(text, match.group("whole"))
+        if kind == "num":
+            return _to_float(re.sub(r"\s?(?:\\?%|per ?cent)$", "", text, flags=re.IGNORECASE))
+        if kind == "word":
+            return _words(text)
+        return _cjk(text)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def _ratio(text: str, whole: str | None) -> float:
+    sign = -1.0 if text.startswith("-") else 1.0
+    body = text.lstrip("+-").strip()
+    if whole:
+        body = body[len(whole) :]
+    top, bottom = body.split("/")
+    return sign * (float(whole or 0) + float(top) / float(bottom))
+
+
+def _words(text: str) -> float:
+    sign, total, current = 1.0, 0, 0
+    for word in re.split(r"[\s-]+", text.lower()):
+        if word in ("minus", "negative"):
+            sign = -1.0
+        elif word in _UNITS:
+            current += _UNITS[word]
+        elif word in _TENS:
+            current += _TENS[word]
+        elif word == "hundred":
+            current = max(current, 1) * 100
+        elif word in _SCALES:
+            total += max(current, 1) * _SCALES[word]
+            current = 0
+    return sign * (total + current)
+
+
+def _cjk(text: str) -> float | None:
+    if all(char in _CJK for char in text):
+        return float("".join(str(_CJK[char]) for char in text))
+    total, section, digit = 0, 0, 0
+    for char in text:
+        if char in _CJK:
+            digit = _CJK[char]
+        elif char == "万":
+            total, section, digit = (total + section + digit) * 10_000, 0, 0
+        else:
+            section += max(digit, 1) * {"十": 10, "百": 100, "千": 1000}[char]
+            digit = 0
+    return float(total + section + digit)
+
+
+_CLOCK = re.compile(r"\s*(?:(\d{1,2}):)?(\d{1,3}):(\d{2}(?:\.\d+)?)\s*")
+
+
+def clock_seconds(text: str) -> float | None:
+    """Seconds of "mm:ss" or "h:mm:ss", or None."""
+    match = _CLOCK.fullmatch(text)
+    if not match:
+        return None
+    hours, minutes, seconds = match.groups()
+    return int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def normalise(text: str) -> str:
+    """`plain` text with one kind of minus sign; what `find_numbers` expects."""
+    return _SIGN.sub("-", plain(text))
+
+
+def parse_number(text: str) -> Number | None:
+    """The one number of a short text ("about 3.5 m", "$1,200", "1/2"), or None when there is none or several."""
+    numbers = find_numbers(normalise(text))
+    return numbers[0] if len(numbers) == 1 else None
+
+
+_CUE = re.compile(
+    r"(?:\b(?:final|answer|result|total|sum|value|count|estimate|number)\b[^.\n\d]{0,40}?"
+    r"(?:\bis\b|\bare\b|\bequals?\b|:|=|\bof\b)|\bequals?\b|=|\\approx|≈|\btherefore\b|\bthus\b|答案[是为為]?:?)"
+    r"\s*(?:(?:about|approximately|around|roughly|nearly|a total of|exactly|~|only)\s*)*[\[({$£€¥]*\s*",
+    re.IGNORECASE,
+)
+_ALTERNATIVE = re.compile(r"\s*(?:or|/|and/or|to|-|~|through|或|至|到)\s*-?$", re.IGNORECASE)
+_LEAD = re.compile(
+    r"\W*(?:(?:it(?:'s| is)|there (?:are|is)|about|approximately|around|roughly|nearly|exactly|only|~|≈)\s*)*\W*$",
+    re.IGNORECASE,
+)
+
+
+def find_number(text: str, *, allow_range: bool = False) -> tuple[Number | None, str]:
+    """The number that `text` gives as its answer, and why there is none.
+
+    A boxed number wins, then the last one after a cue ("the answer is"), then a leading one, then the last one.
+    Alternatives ("12 or 13", "5 to 6") are no answer unless `allow_range`, which takes the first.
+    """
+    clean = normalise(text)
+    boxes = boxed(clean)
+    if boxes:
+        clean = normalise(boxes[-1][1])
+    numbers = find_numbers(clean)
+    if not numbers:
+        return None, "no number in the answer"
+    index = _pick(clean, numbers)
+    rest = numbers[index + 1 :]
+    if not allow_range and rest and rest[0].value != numbers[index].value:
+        between = clean[numbers[index].end : rest[0].start]
+        if len(between) < 24 and _ALTERNATIVE.search(_strip_unit(between)):
+            return None, f"alternatives instead of one number: {clean[numbers[index].start : rest[0].end]!r}"
+    return numbers[index], ""
+
+
+def _strip_unit(between: str) -> str:
+    return re.sub(r"^\s?[A-Za-z%°²]+\s", " ", between) if re.match(r"\s?[A-Za-z%°²]+\s+\S", between) else between
+
+
+def _pick(clean: str, numbers: list[Number]) -> int:
+    """Index of the number that is the answer."""
+    starts = {number.start: i for i, number in enumerate(numbers)}
+    cued = [starts[match.end()] for match in _CUE.finditer(clean) if match.end() in starts]
+    if cued:
+        return cued[-1]
+    if len(numbers) == 1 or _LEAD.fullmatch(clean[: numbers[0].start]):
+        return 0
+    times = [i for i, number in enumerate(numbers) if re.match(r"\s*(?:times?\b|次)", clean[number.end :])]
+    return times[-1] if times else len(numbers) - 1

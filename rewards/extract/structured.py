@@ -1,0 +1,89 @@
+"""JSON-like values in free text: fences, single quotes, trailing commas and integer keys are tolerated."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+_TRAILING_COMMA = re.compile(r",(\s*[\]}])")
+_MAX_DEPTH = 20
+_CLOSERS = {"{": "}", "[": "]"}
+
+
+def find_structure(text: str, kinds: tuple[type, ...] = (dict, list)) -> Any | None:
+    """The last outermost `{...}` or `[...]` of `text` that can be read as one of `kinds`, or None.
+
+    Example: "```json\\n{'time': [1, 2],}\\n```" gives {'time': [1, 2]}.
+    """
+    for start, end in reversed(_outermost(text)):
+        value = _load(text[start:end])
+        if isinstance(value, kinds):
+            return value
+    return None
+
+
+def _outermost(text: str) -> list[tuple[int, int]]:
+    """Spans of balanced brackets that lie in no other, in order; one pass, quotes respected inside brackets."""
+    spans: list[tuple[int, int]] = []
+    stack: list[str] = []
+    start, quote, position = 0, "", 0
+    while position < len(text):
+        char = text[position]
+        if quote:
+            if char == "\\":
+                position += 1
+            elif char == quote:
+                quote = ""
+        elif char in "{[":
+            if not stack:
+                start = position
+            stack.append(_CLOSERS[char])
+            if len(stack) > _MAX_DEPTH:
+                stack.clear()
+        elif stack:
+            if char == '"' or (char == "'" and text[position - 1] in "{[,: "):
+                quote = char
+            elif char == stack[-1]:
+                stack.pop()
+                if not stack:
+                    spans.append((start, position + 1))
+            elif char in "}]":
+                stack.clear()
+        position += 1
+    return spans
+
+
+def _load(source: str) -> Any | None:
+    """Parse one bracketed span as JSON, then as JSON without trailing commas, then as a Python literal."""
+    for candidate in (source, _TRAILING_COMMA.sub(r"\1", source)):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    try:
+        return ast.literal_eval(source)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def as_float(value: Any) -> float | None:
+    """A finite number from a JSON number or numeric string ("10", "10.5s", "00:10"), else None."""
+    from rewards.extract.number import clock_seconds, parse_number
+
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        number = float(value) if abs(value) < 1e300 else float("inf")
+    elif isinstance(value, str):
+        seconds = clock_seconds(value)
+        if seconds is None:
+            parsed = parse_number(value)
+            if parsed is None:
+                return None
+            seconds = parsed.value
+        number = seconds
+    else:
+        return None
+    return number if abs(number) < float("inf") else None

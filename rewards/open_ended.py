@@ -1,0 +1,132 @@
+"""Open-ended answers: short gold answers by agreement, longer ones by ROUGE, or by a judge where one is configured."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from rewards.base import Query, TaskReward, Verdict, unparsable
+from rewards.extract.number import find_number, parse_number
+from rewards.extract.sections import boxed, plain
+from rewards.extract.span import box_of, find_box, find_interval, interval_of
+from rewards.extract.structured import find_structure
+from rewards.geometry import box_iou, interval_iou
+from rewards.numerical import numbers_agree
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+SHORT_WORDS = 4
+_NEGATED = re.compile(r"\b(?:not|no|never|isn't|wasn't|neither|nor|without|cannot|except)\b", re.IGNORECASE)
+_LISTING = re.compile(r",|;|/|\band\b|\bor\b", re.IGNORECASE)
+_CUE = re.compile(
+    r"(?:final\s+answer|answer|conclusion|result|答案)\s*(?:is|was|are|:|=|是|为)+\s*:?\s*", re.IGNORECASE
+)
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+def fold_answer(text: str) -> str:
+    """Lower case without articles, punctuation, carets and superscript forms: "O(n^2)" and "O(n²)" become equal."""
+    text = unicodedata.normalize("NFKC", plain(text)).casefold().replace("^", "")
+    text = re.sub(r"[^\w\s.%+\-]", " ", text)
+    text = re.sub(r"\.(?!\d)", " ", text)
+    return re.sub(r"\s+", " ", _ARTICLE.sub(" ", text)).strip()
+
+
+def stated_answer(text: str) -> str:
+    """The part after the last "the answer is", the last boxed content, or the whole text."""
+    boxes = boxed(text)
+    if boxes:
+        return boxes[-1][1]
+    cues = list(_CUE.finditer(text))
+    return text[cues[-1].end() :] if cues else text
+
+
+@lru_cache(maxsize=1)
+def _rouge() -> RougeScorer:
+    from rouge_score import rouge_scorer
+
+    class Words:
+        """Words of any script; a script without spaces counts by character."""
+
+        def tokenize(self, text: str) -> list[str]:
+            return re.findall(
+                r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+", text.lower()
+            )
+
+    return rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=Words())
+
+
+def rouge(answer: str, gold: str) -> dict[str, float]:
+    """F1 of ROUGE-1, -2 and -L, each in [0, 1]; a gold of one word has no bigrams and leaves ROUGE-2 out."""
+    scores = _rouge().score(gold, answer)
+    parts = {name: float(score.fmeasure) for name, score in scores.items()}
+    if len(re.findall(r"\w+", gold)) < 2 and not _CJK.search(gold):
+        parts.pop("rouge2")
+    return parts
+
+
+class OpenEnded(TaskReward):
+    """Free text. What the gold answer looks like decides how it is compared:
+
+    interval: correct when tIoU > 0.7; box: when IoU > 0.5; number: equal to two decimals; at most four words: the
+    stated answer equals the gold, or its last sentence ends in it without negation or listing; anything longer: mean
+    of ROUGE-1, -2 and -L (F1).
+    """
+
+    def judge(self, query: Query, answer: str) -> Verdict:
+        """Accuracy in [0, 1]. Raises ValueError for an empty gold."""
+        gold = str(query.ground_truth).strip()
+        if not gold:
+            raise ValueError("the gold answer is empty")
+        if not answer.strip():
+            return unparsable("empty answer")
+        exact = self._by_kind(answer, gold)
+        if exact is not None:
+            return Verdict(exact)
+        if len(fold_answer(gold).split()) <= SHORT_WORDS and not _CJK.search(gold) and self._short(answer, gold):
+            return Verdict(1.0)
+        if _NEGATED.search(answer) and not _NEGATED.search(gold) and len(gold.split()) <= SHORT_WORDS:
+            return Verdict(0.0)
+        parts = rouge(stated_answer(answer), gold)
+        return Verdict(sum(parts.values()) / len(parts), parts=parts)
+
+    def _by_kind(self, answer: str, gold: str) -> float | None:
+        """Accuracy for a gold that is an interval, a box or a number; None for text."""
+        value = find_structure(gold, (list,)) if gold.startswith("[") else None
+        if value is not None:
+            interval, box = interval_of(value), box_of(value)
+            if interval is not None:
+                found = find_interval(answer)[0]
+                return float(found is not None and _in_order(answer) and interval_iou(found, interval) > 0.7)
+            if box is not None:
+                other = find_box(answer)[0]
+                return float(other is not None and box_iou(other, box) > 0.5)
+        number = parse_number(gold)
+        if number is not None and len(gold.split()) <= 2 and any(c.isdigit() for c in gold):
+            if re.fullmatch(r"[^A-Za-z]*", gold) is None:
+                return None
+            said = find_number(answer)[0]
+            return float(said is not None and numbers_agree(said, number))
+        return None
+
+    def _short(self, answer: str, gold: str) -> bool:
+        wanted = fold_answer(gold)
+        stated = stated_answer(answer)
+        if fold_answer(stated) == wanted:
+            return True
+        sentences = [s for s in re.split(r"\n|(?<=[.!?。])\s+", stated.strip()) if s.strip()]
+        last = sentences[-1] if sentences else ""
+        if _NEGATED.search(last) or _LISTING.search(last):
+            return False
+        return f" {fold_answer(last)}".endswith(f" {wanted}") and len(last.split()) <= 30
+
+
+def _in_order(answer: str) -> bool:
+    """A bracketed interval must not be reversed; prose is read in either order."""
+    value = find_structure(answer, (list,))
+    numbers = [float(x) for x in value if isinstance(x, (int, float))] if value else []
+    return len(numbers) != 2 or numbers[0] < numbers[1]
