@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+SHARED_FILE = "shared.pt"
 
 
-def _rank_world() -> tuple[int, int]:
+def rank_world() -> tuple[int, int]:
+    """(rank, number of ranks) of the process group; (0, 1) without one."""
     import torch.distributed as dist
 
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
@@ -35,7 +37,7 @@ def barrier() -> None:
     """Wait for all ranks; nothing to wait for in a single process."""
     import torch.distributed as dist
 
-    if _rank_world()[1] > 1:
+    if rank_world()[1] > 1:
         dist.barrier()
 
 
@@ -69,14 +71,20 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizer, rank_state: dict[str, Any], trainer_state: dict[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rl_step: int,
+    shared_state: dict[str, Any],
+    rank_state: dict[str, Any],
 ) -> None:
     """Write a checkpoint; a collective that every rank calls.
 
     Args:
         folder: final path; replaced if it exists.
-        rank_state: this rank's tensors and plain values.
-        trainer_state: JSON-able, equal on all ranks; must hold `rl_step`.
+        rl_step: steps done.
+        shared_state: tensors and plain values that are equal on all ranks.
+        rank_state: tensors and plain values of this rank.
 
     Raises:
         OSError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -85,7 +93,7 @@ def save_checkpoint(
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    rank, world = _rank_world()
+    rank, world = rank_world()
     temporary = folder.with_name(folder.name + ".tmp")
     if rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -96,7 +104,8 @@ def save_checkpoint(
     torch.save({"rng": rng_state(), **rank_state}, temporary / f"rank_{rank}.pt")
     barrier()
     if rank == 0:
-        write_json(temporary / STATE_FILE, {**trainer_state, "format": FORMAT_VERSION, "world_size": world})
+        torch.save(shared_state, temporary / SHARED_FILE)
+        write_json(temporary / STATE_FILE, {"rl_step": rl_step, "format": FORMAT_VERSION, "world_size": world})
         if folder.exists():
             shutil.rmtree(folder)
         temporary.rename(folder)
@@ -119,7 +128,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> tup
     """Load model, optimizer and this rank's random state in place; a collective that every rank calls.
 
     Returns:
-        (trainer_state, rank_state). With another number of ranks than at saving, rank_state is empty and the random
+        (shared_state, rank_state). With another number of ranks than at saving, rank_state is empty and the random
         states stay as seeded (model, optimizer and data order do not depend on them).
     """
     import torch
@@ -131,13 +140,14 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> tup
     state = {"model": model_state, "optimizer": optimizer_state}
     dcp.load(state, checkpoint_id=str(folder))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    rank, world = _rank_world()
+    shared_state = torch.load(folder / SHARED_FILE, weights_only=True)
+    rank, world = rank_world()
     if world != trainer_state["world_size"]:
         log.info("checkpoint of %d ranks loaded into %d; random states start anew", trainer_state["world_size"], world)
-        return trainer_state, {}
+        return shared_state, {}
     rank_state = torch.load(folder / f"rank_{rank}.pt", weights_only=True)
     set_rng_state(rank_state.pop("rng"))
-    return trainer_state, rank_state
+    return shared_state, rank_state
 
 
 def load_model_weights(folder: Path, model: nn.Module) -> None:

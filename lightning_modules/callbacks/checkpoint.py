@@ -53,6 +53,9 @@ class CheckpointCallback(L.Callback):
             return
         state, rank_state = load_checkpoint(self._resume_from, pl_module.policy, _optimizer(trainer))
         pl_module.load_rl_state(state["module"])
+        for scheduler, last_epoch in zip(_schedulers(trainer), state["schedulers"], strict=True):
+            # Only the position: base learning rates come from the configuration.
+            scheduler.last_epoch = last_epoch
         for callback in trainer.callbacks:
             saved = rank_state.get(callback.state_key)
             if saved:
@@ -76,8 +79,8 @@ class CheckpointCallback(L.Callback):
             return path
         started = time.monotonic()
         buffers = {c.state_key: c.state_dict() for c in trainer.callbacks if c is not self and c.state_dict()}
-        trainer_state = {"rl_step": step, "module": pl_module.rl_state()}
-        save_checkpoint(path, pl_module.policy, _optimizer(trainer), buffers, trainer_state)
+        shared = {"module": pl_module.rl_state(), "schedulers": [s.last_epoch for s in _schedulers(trainer)]}
+        save_checkpoint(path, pl_module.policy, _optimizer(trainer), step, shared, buffers)
         self._saved_step = step
         if trainer.is_global_zero:
             write_status(self._run_dir, "running", step=step, max_steps=self._max_steps)
@@ -96,3 +99,7 @@ def _optimizer(trainer: L.Trainer):
     if len(optimizers) != 1:
         raise RuntimeError(f"the checkpoint holds exactly one optimizer, the module configured {len(optimizers)}")
     return optimizers[0]
+
+
+def _schedulers(trainer: L.Trainer) -> list[Any]:
+    return [config.scheduler for config in trainer.lr_scheduler_configs]

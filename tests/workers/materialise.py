@@ -56,14 +56,11 @@ def main() -> None:
 
         folder = Path(arguments["folder"]) / name / "step_00000001"
         optimizer = adam(sharded)
-        save_checkpoint(folder, sharded, optimizer, {}, {"rl_step": 1})
+        save_checkpoint(folder, sharded, optimizer, 1, {"note": "shared"}, {})
         whole_optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2)
         load_checkpoint(folder, whole, whole_optimizer)
         result[f"{name}_restored"], _ = worst_difference(sharded, whole)
-        moments = {
-            n: whole_optimizer.state[p]["exp_avg_sq"]
-            for n, p in whole.named_parameters()
-        }
+        moments = {n: whole_optimizer.state[p]["exp_avg_sq"] for n, p in whole.named_parameters()}
         result[f"{name}_moments"] = max(
             float((full(optimizer.state[p]["exp_avg_sq"]) - moments[n]).abs().max())
             for n, p in sharded.named_parameters()

@@ -1,0 +1,92 @@
+"""Children die with their parents, and signals arrive where they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+
+from lightning_modules.launch.config import ConfigError
+from lightning_modules.launch.pipeline import Stage, parse_stages
+from lightning_modules.launch.processes import INTERRUPTED, kill_tree, wait_until
+
+
+def start(code: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+SUPERVISOR = """
+import sys
+from lightning_modules.launch.processes import ChildRun
+child = '''
+import signal, sys, time
+seen = 0
+def on_signal(signum, frame):
+    global seen
+    seen += 1
+signal.signal(signal.SIGINT, on_signal)
+print("ready", flush=True)
+while not seen:
+    time.sleep(0.02)
+print("asked", flush=True)
+time.sleep({linger})
+sys.exit(7)
+'''
+run = ChildRun([sys.executable, "-c", child])
+sys.exit(run.wait())
+"""
+
+
+def test_first_signal_is_passed_on_and_the_exit_code_comes_back():
+    process = start(SUPERVISOR.replace("{linger}", "0"))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked\n"
+    assert process.wait(timeout=10) == 7
+
+
+def test_second_signal_ends_the_tree_at_once():
+    process = start(SUPERVISOR.replace("{linger}", "60"))
+    assert process.stdout.readline() == "ready\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "asked\n"
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == INTERRUPTED
+    assert time.monotonic() - started < 5
+    assert wait_until(lambda: not any(c.is_running() for c in children), 5)
+
+
+def test_children_die_when_the_parent_is_killed():
+    process = start(SUPERVISOR.replace("{linger}", "60"))
+    assert process.stdout.readline() == "ready\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 1
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert wait_until(lambda: not any(c.is_running() for c in children), 5)
+
+
+def test_kill_tree_reaches_grandchildren():
+    process = start("import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])")
+    assert wait_until(lambda: psutil.Process(process.pid).children(), 10)
+    victims = psutil.Process(process.pid).children()
+    kill_tree(process.pid)
+    process.wait()
+    assert wait_until(lambda: not any(v.is_running() for v in victims), 5)
+
+
+def test_stages_are_checked_before_the_first_one_runs():
+    good = parse_stages([{"name": "train", "script": "train.py", "overrides": ["a=1"], "inherit": True}])
+    assert good == [Stage("train", "train.py", ("a=1",), True)]
+    with pytest.raises(ConfigError, match=r"script missing\.py of stage 'x' does not exist"):
+        parse_stages([{"name": "x", "script": "missing.py"}])
+    with pytest.raises(ConfigError, match="scrpt"):
+        parse_stages([{"name": "x", "scrpt": "train.py"}])
