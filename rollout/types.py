@@ -68,7 +68,7 @@ class Response:
     token_ids: np.ndarray
     """int32 [L], as sampled; the stop token is included when `finish_reason == "stop"`."""
     logprobs: np.ndarray
-    """float32 [L], log-probability of each token under the distribution actually sampled (temperature and ban applied)."""
+    """float32 [L], log-probability of each token under the distribution sampled (temperature and ban applied)."""
     finish_reason: FinishReason
     text: str
     """Decoded without special tokens; for rewards and tables, never re-encoded."""

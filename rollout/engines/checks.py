@@ -1,4 +1,4 @@
-"""What every engine asserts about its input and output. A violation is an error with the sample's id, never a warning."""
+"""What every engine asserts about its input and output: a violation is an error with the sample's id."""
 
 from __future__ import annotations
 

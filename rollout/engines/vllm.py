@@ -82,6 +82,7 @@ class VLLMEngine:
         self.tensor_parallel_size = tensor_parallel_size
         self._device_sleeps = torch.cuda.is_available() and sleep_level > 0
         self._sleep_level = sleep_level if self._device_sleeps else 0
+        self._cuda_devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._asleep: set[str] = set()
         self.needs_weights = False
         """The engine holds no valid weights (after a level-2 sleep) until the next `update_weights`."""
@@ -224,8 +225,11 @@ class VLLMEngine:
 
     def _step(self, in_flight: dict[str, GenerateRequest]) -> Iterator[tuple[str, Response]]:
         """Run one engine step and yield what finished in it."""
+        import torch
+
         try:
-            with self._stance():
+            # vLLM draws from the process's generator too (even for seeded requests); the trainer's must stay put.
+            with self._stance(), torch.random.fork_rng(devices=self._cuda_devices):
                 outputs = self.llm.llm_engine.step()
         except Exception as error:
             # A failed forward takes every request in flight with it; name them all.

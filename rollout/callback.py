@@ -1,0 +1,210 @@
+"""The engine in the training loop: sync weights, generate, publish each finished group, sleep."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from rollout.engines.lockstep import LockStepEngine
+from rollout.seeds import response_seed
+from rollout.tokens import model_token_ids
+from rollout.types import Engine, GenerateRequest, GroupSink, Response, RolloutGroup, SamplingSpec
+from rollout.weight_sync import WeightSync, hub_weight_names
+
+if TYPE_CHECKING:
+    from datamodules.types import PreparedSample, StepBatch
+
+log = logging.getLogger(__name__)
+
+GREEDY = "greedy"
+"""Last part of the request id of a greedy baseline response."""
+
+
+class ColocatedEngineCallback(L.Callback):
+    """Generates the responses of every step with an engine in the trainer's own process.
+
+    It is a `GroupSource`: sinks that subscribed receive each group as soon as its last response is finished, while
+    other prompts are still generating; `batch.groups` holds all of them in the order of the prompts.
+
+    The module provides `weights_version: int` (changes with every update), `engine_weights()` (checkpoint names and
+    tensors, streamed; a collective under FSDP2) and `needs_greedy_baseline: bool`.
+
+    Args:
+        engine: builds the engine; called once the process group exists.
+        sampling: how responses are drawn. Empty `banned_ids` and `stop_ids` are filled from the model folder.
+        model_path: the folder that placeholder ids, stop ids and weight names are read from.
+        seed: the run's seed.
+        check_weights: compare the names of every sync with the checkpoint and refuse weights that are not finite.
+    """
+
+    def __init__(
+        self,
+        engine: Callable[[], Engine],
+        sampling: SamplingSpec | Mapping[str, Any],
+        model_path: str | Path,
+        seed: int = 0,
+        check_weights: bool = True,
+    ) -> None:
+        self._build = engine
+        self._model_path = Path(model_path)
+        self._seed = seed
+        self._check_weights = check_weights
+        self._requested = sampling if isinstance(sampling, SamplingSpec) else SamplingSpec(**sampling)
+        self._sampling: SamplingSpec | None = None
+        self._sinks: list[GroupSink] = []
+        self._module: Any = None
+        self._sync: WeightSync | None = None
+        self.engine: Engine | None = None
+
+    @property
+    def sampling(self) -> SamplingSpec:
+        """The complete specification: banned and stop ids filled in. The trainer masks the same ids."""
+        if self._sampling is None:
+            self._sampling = resolve_sampling(self._requested, self._model_path)
+        return self._sampling
+
+    def subscribe(self, sink: GroupSink) -> None:
+        """Let `sink` receive every training group from now on (not those of evaluation)."""
+        self._sinks.append(sink)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Build the engine, before the policy takes its memory, and let it sleep."""
+        self._module = pl_module
+        if self.engine is not None:
+            return
+        started = time.monotonic()
+        engine = self._build()
+        ranks = getattr(engine, "tensor_parallel_size", 1)
+        self.engine = LockStepEngine(engine, ranks) if ranks > 1 else engine
+        expected = hub_weight_names(self._model_path) if self._check_weights else None
+        self._sync = WeightSync(self.engine, expected, check_finite=self._check_weights)
+        self.engine.sleep()
+        log.info("engine ready after %.1f s", time.monotonic() - started)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Release the engine."""
+        if self.engine is not None:
+            self.engine.close()
+        self.engine, self._sync, self._module = None, None, None
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """Fill `batch.groups`."""
+        self._module = pl_module
+        requests = self.requests(batch.prompts, batch.rl_step, bool(getattr(pl_module, "needs_greedy_baseline", False)))
+        batch.groups = []
+        with self._awake(batch.timings, batch.metrics):
+            started = time.monotonic()
+            groups = dict.fromkeys(range(len(batch.prompts)))
+            for group in assemble(batch.prompts, requests, self.engine.generate(requests), self.sampling.n):
+                groups[group.index] = group
+                for sink in self._sinks:
+                    sink.put(group)
+            batch.timings["generate"] = time.monotonic() - started
+        batch.groups = list(groups.values())
+        batch.metrics |= rollout_metrics(batch.groups, batch.timings["generate"])
+
+    def requests(self, prompts: Sequence[PreparedSample], rl_step: int, greedy: bool) -> list[GenerateRequest]:
+        """n sampled requests per prompt, plus a greedy one where a baseline is needed."""
+        result = []
+        for index, prompt in enumerate(prompts):
+            for k in range(self.sampling.n):
+                seed = response_seed(self._seed, rl_step, prompt.uid, k)
+                result.append(GenerateRequest(f"{rl_step}:{index}:{k}", prompt, self.sampling, seed))
+            if greedy:
+                spec = dataclasses.replace(self.sampling, n=1, temperature=0.0)
+                result.append(GenerateRequest(f"{rl_step}:{index}:{GREEDY}", prompt, spec, 0))
+        return result
+
+    def generate_fn(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
+        """Generate for evaluation with the policy's current weights: the lock-step driver of `GenerateFn`.
+
+        Every rank calls it the same number of times, with or without requests of its own, and exhausts the result.
+        """
+        with self._awake({}, {}):
+            yield from self.engine.generate(requests)
+
+    @contextmanager
+    def _awake(self, timings: dict[str, float], metrics: dict[str, float]) -> Iterator[None]:
+        """Wake the engine, bring it to the module's weights, and let it sleep afterwards."""
+        started = time.monotonic()
+        self.engine.wake()
+        timings["wake"] = time.monotonic() - started
+        report = self._sync.sync(self._module.weights_version, self._module.engine_weights)
+        timings["sync"] = report.seconds if report else 0.0
+        metrics.update(report.metrics() if report else {})
+        try:
+            yield
+        finally:
+            started = time.monotonic()
+            self.engine.sleep()
+            timings["sleep"] = time.monotonic() - started
+
+
+def resolve_sampling(spec: SamplingSpec, model_path: str | Path) -> SamplingSpec:
+    """Fill empty `banned_ids` and `stop_ids` from the model folder."""
+    banned, stop = tuple(spec.banned_ids), tuple(spec.stop_ids)
+    if not banned or not stop:
+        model_banned, model_stop = model_token_ids(model_path)
+        banned, stop = banned or model_banned, stop or model_stop
+    return dataclasses.replace(spec, banned_ids=banned, stop_ids=stop)
+
+
+def assemble(
+    prompts: Sequence[PreparedSample],
+    requests: Sequence[GenerateRequest],
+    responses: Iterator[tuple[str, Response]],
+    n: int,
+) -> Iterator[RolloutGroup]:
+    """Yield each prompt's group when its last response arrives; responses stand in the order of their requests.
+
+    Raises:
+        RuntimeError: a response belongs to no request or came twice, or a prompt lacks responses at the end.
+    """
+    places: dict[str, tuple[int, int | str]] = {}
+    missing = [0] * len(prompts)
+    for request in requests:
+        _, index, k = request.request_id.split(":")
+        places[request.request_id] = (int(index), k if k == GREEDY else int(k))
+        missing[int(index)] += 1
+    received: list[dict[int | str, Response]] = [{} for _ in prompts]
+    for request_id, response in responses:
+        if request_id not in places:
+            raise RuntimeError(f"the engine returned response {request_id}, which was not asked for or came before")
+        index, k = places.pop(request_id)
+        received[index][k] = response
+        missing[index] -= 1
+        if missing[index] == 0:
+            parts, received[index] = received[index], {}
+            answers = tuple(parts[k] for k in range(n))
+            yield RolloutGroup(index, prompts[index], answers, parts.get(GREEDY))
+    if places:
+        lacking = {prompts[index].uid: missing[index] for index, _ in places.values()}
+        raise RuntimeError(
+            f"the engine returned too few responses; missing per sample: {dict(list(lacking.items())[:8])}"
+        )
+
+
+def rollout_metrics(groups: Sequence[RolloutGroup], seconds: float) -> dict[str, float]:
+    """Scalars about the step's responses on this rank: lengths, truncation, speed."""
+    responses = [response for group in groups for response in group.responses]
+    if not responses:
+        return {}
+    lengths = [len(response.token_ids) for response in responses]
+    return {
+        "rollout/responses_count": float(len(responses)),
+        "rollout/response_tokens_count": float(sum(lengths)),
+        "rollout/response_length": sum(lengths) / len(lengths),
+        "rollout/response_length_max": float(max(lengths)),
+        "rollout/prompt_length": sum(group.prompt.num_prompt_tokens for group in groups) / len(groups),
+        "rollout/truncated": sum(r.finish_reason == "length" for r in responses) / len(responses),
+        "rollout/tokens_per_second": sum(lengths) / max(seconds, 1e-9),
+    }

@@ -1,0 +1,171 @@
+"""Hand the policy's weights to the engine and prove that they arrived."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from datamodules.types import PreparedSample
+    from rollout.types import Engine, GenerateRequest
+
+_BYTES_PER_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What one sync moved."""
+
+    seconds: float
+    num_tensors: int
+    num_bytes: int
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars for the loggers under `sync/`."""
+        return {
+            "sync/seconds": self.seconds,
+            "sync/tensors": float(self.num_tensors),
+            "sync/gib": self.num_bytes / _BYTES_PER_GIB,
+        }
+
+
+def hub_weight_names(model_path: str | Path, optional_prefixes: Sequence[str] = ("mtp.",)) -> frozenset[str]:
+    """Names of the weights saved under `model_path`, without those that the policy need not have.
+
+    Args:
+        model_path: Hugging Face folder with safetensors.
+        optional_prefixes: weights that transformers does not load (multi-token prediction heads).
+
+    Raises:
+        ValueError: the folder holds no safetensors.
+    """
+    from safetensors import safe_open
+
+    folder = Path(model_path)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"])
+    else:
+        names = set()
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                names.update(file.keys())
+    if not names:
+        raise ValueError(f"{folder} holds no *.safetensors; save the model with save_pretrained")
+    tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
+    if tied:
+        names.discard("lm_head.weight")
+    return frozenset(name for name in names if not name.startswith(tuple(optional_prefixes)))
+
+
+class WeightSync:
+    """Streams weights into an engine once per version and checks the stream on its way.
+
+    Args:
+        engine: receives the weights.
+        expected: names that must arrive; None = no check of names.
+        check_finite: raise on a weight with NaN or infinity instead of sampling from it (one pass over the weights).
+    """
+
+    def __init__(self, engine: Engine, expected: Collection[str] | None = None, check_finite: bool = True) -> None:
+        self._engine = engine
+        self._expected = None if expected is None else frozenset(expected)
+        self._check_finite = check_finite
+        self._version: int | None = None
+
+    def is_current(self, version: int) -> bool:
+        """Whether the engine already holds the weights of `version`."""
+        return version == self._version and not getattr(self._engine, "needs_weights", False)
+
+    def sync(self, version: int, weights: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> SyncReport | None:
+        """Bring the engine to `version`; None when it is there already.
+
+        A collective under FSDP2: every rank calls it with the same version.
+
+        Raises:
+            RuntimeError: a weight is missing, unknown, repeated or not finite. The engine is unusable then.
+        """
+        if self.is_current(version):
+            return None
+        self._version = None
+        seen: dict[str, int] = {}
+        started = time.monotonic()
+        self._engine.update_weights(self._checked(weights(), seen))
+        if self._expected is not None and (missing := self._expected - seen.keys()):
+            raise RuntimeError(
+                f"weights missing in the engine after a sync: {sorted(missing)[:5]} ({len(missing)} of "
+                f"{len(self._expected)}); the model family's weight names do not match the checkpoint's"
+            )
+        self._version = version
+        return SyncReport(time.monotonic() - started, len(seen), sum(seen.values()))
+
+    def _checked(
+        self, weights: Iterable[tuple[str, torch.Tensor]], seen: dict[str, int]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in weights:
+            if name in seen:
+                raise RuntimeError(f"weight {name} arrived twice in one sync")
+            # A tied output projection may come along although the checkpoint does not list it.
+            if self._expected is not None and name not in self._expected and name != "lm_head.weight":
+                raise RuntimeError(f"weight {name} is not in the engine's checkpoint; the family's names are wrong")
+            if self._check_finite and not bool(value.isfinite().all()):
+                raise RuntimeError(f"weight {name} holds NaN or infinity; the update before this sync diverged")
+            seen[name] = value.numel() * value.element_size()
+            yield name, value
+
+
+@dataclass(frozen=True)
+class LogprobGap:
+    """How far engine and trainer disagree about sampled tokens."""
+
+    max_difference: float
+    """Largest absolute difference of log-probs."""
+    kl: float
+    """Mean of engine minus trainer log-prob over the sampled tokens: an estimate of KL(engine, trainer)."""
+    num_tokens: int
+
+
+def logprob_gate(
+    engine: Engine,
+    requests: Sequence[GenerateRequest],
+    score: Callable[[PreparedSample, np.ndarray], np.ndarray],
+    bound: float,
+) -> LogprobGap:
+    """Generate and compare the engine's log-probs with the trainer's; the start-up gate, and a probe after a sync.
+
+    Args:
+        engine: the engine under test.
+        requests: what to generate.
+        score: gives the trainer's log-probs float32 [L] of response token ids int32 [L] to a prompt, under the same
+            temperature and ban.
+        bound: largest tolerated absolute difference (1e-5 is right for float32; bfloat16 needs about 0.1).
+
+    Raises:
+        RuntimeError: a token exceeds the bound; names sample, token, position and both values.
+    """
+    import numpy as np
+
+    prompts = {request.request_id: request.prompt for request in requests}
+    total, tokens, worst = 0.0, 0, 0.0
+    for request_id, response in engine.generate(requests):
+        prompt = prompts[request_id]
+        expected = np.asarray(score(prompt, response.token_ids), dtype=np.float64)
+        difference = response.logprobs.astype(np.float64) - expected
+        place = int(np.abs(difference).argmax())
+        # `not <=` also catches NaN.
+        if not abs(difference[place]) <= bound:
+            raise RuntimeError(
+                f"sample {prompt.uid}: engine and trainer disagree about token {int(response.token_ids[place])} at "
+                f"response position {place}: log-prob {response.logprobs[place]:.6f} against {expected[place]:.6f}, "
+                f"bound {bound:g}. Training would reinforce what another model said"
+            )
+        total, tokens = total + float(difference.sum()), tokens + len(difference)
+        worst = max(worst, abs(float(difference[place])))
+    return LogprobGap(worst, total / max(tokens, 1), tokens)
