@@ -1,0 +1,194 @@
+"""What a policy-gradient algorithm is: advantages from scores, and a loss per token from log-probabilities.
+
+The trainer never asks for a name. It reads `needs`, calls `advantages` once per step and `token_loss` once per
+micro-batch, and weights the tokens by `aggregation` over the *global* batch, so that neither micro-batches nor ranks
+nor layouts change the loss.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+AggregationKind = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+AGGREGATIONS: tuple[AggregationKind, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Passes an algorithm cannot do without; everything else is skipped."""
+
+    old_logprobs: bool = False
+    """Log-probs of the policy before the step, even when a single on-policy update would make them redundant."""
+    ref_logprobs: bool = False
+    """Log-probs of a frozen reference model."""
+    greedy_baseline: bool = False
+    """One greedy response per prompt, scored like the others."""
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """Scores of this rank's responses that have a verdict, flat.
+
+    Example: two prompts with two responses each have `group == tensor([0, 0, 1, 1])`.
+    """
+
+    total: torch.Tensor
+    """float [N] reward that training maximises."""
+    group: torch.Tensor
+    """int64 [N] which prompt each response answers, ascending, 0-based without gaps."""
+    parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Named reward components, float [N] each (accuracy, format, ...)."""
+    correct: torch.Tensor | None = None
+    """float [N] accuracy in [0, 1]."""
+    lengths: torch.Tensor | None = None
+    """int64 [N] response tokens."""
+    greedy_total: torch.Tensor | None = None
+    """float [groups] reward of the greedy response, where the algorithm needs it."""
+    tasks: tuple[str, ...] = ()
+    """Task name of each group."""
+    off_policy: torch.Tensor | None = None
+    """bool [N]: the response is an offline trajectory."""
+
+    @property
+    def num_groups(self) -> int:
+        """Number of prompts."""
+        return int(self.group.max()) + 1 if len(self.group) else 0
+
+    def group_size(self) -> torch.Tensor:
+        """float [N]: number of responses in each response's group."""
+        counts = torch.bincount(self.group, minlength=self.num_groups)
+        return counts[self.group].to(self.total.dtype)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """One micro-batch's response tokens, R in all, of S responses."""
+
+    logprobs: torch.Tensor
+    """float [R] current policy; carries the gradient."""
+    old_logprobs: torch.Tensor
+    """float [R] policy before the step (equal to `logprobs`, detached, in a single on-policy update)."""
+    advantages: torch.Tensor
+    """float [R], constant within a response unless the algorithm made them per token."""
+    response: torch.Tensor
+    """int64 [R] which response each token belongs to, 0-based without gaps."""
+    lengths: torch.Tensor
+    """int64 [S] tokens of each response."""
+    ref_logprobs: torch.Tensor | None = None
+    """float [R] reference policy."""
+    rollout_logprobs: torch.Tensor | None = None
+    """float [R] what the engine reported."""
+    entropy: torch.Tensor | None = None
+    """float [R]."""
+    off_policy: torch.Tensor | None = None
+    """bool [R]: token of an offline trajectory."""
+
+    def response_mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Mean of `values` [R] over each response, [S]."""
+        sums = values.new_zeros(len(self.lengths)).index_add(0, self.response, values)
+        return sums / self.lengths.to(values.dtype)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Size of the global batch of one update; what makes losses independent of how work was divided."""
+
+    tokens: float
+    """Response tokens over all ranks."""
+    responses: float
+    """Responses over all ranks."""
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Result of an algorithm on one micro-batch."""
+
+    loss: torch.Tensor
+    """float [R] loss of each token, not yet averaged."""
+    diagnostics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Detached float [R] quantities whose token mean is logged (clip fractions, ...)."""
+
+
+class Algorithm(ABC):
+    """Base of all algorithms.
+
+    Args:
+        aggregation: `token-mean` (DAPO): every token of the global batch counts the same; `seq-mean-token-mean`
+            (GRPO): every response counts the same; `seq-mean-token-sum-norm` (Dr.GRPO): token sums divided by the
+            constant `max_tokens`, averaged over responses.
+        max_tokens: the constant of `seq-mean-token-sum-norm`.
+    """
+
+    needs = Needs()
+    group_based = True
+    """Whether advantages compare the responses of one prompt, so that a single response carries no signal."""
+
+    def __init__(self, aggregation: AggregationKind = "token-mean", max_tokens: int | None = None) -> None:
+        if aggregation not in AGGREGATIONS:
+            raise ValueError(f"aggregation={aggregation!r} is unknown; choose one of {', '.join(AGGREGATIONS)}")
+        if aggregation == "seq-mean-token-sum-norm" and not max_tokens:
+            raise ValueError("aggregation='seq-mean-token-sum-norm' divides by max_tokens: set it (> 0)")
+        self.aggregation = aggregation
+        self.max_tokens = max_tokens
+
+    @abstractmethod
+    def advantages(self, rewards: RewardTable) -> torch.Tensor:
+        """Advantage of each response, float [N]."""
+
+    @abstractmethod
+    def token_loss(self, batch: TokenBatch) -> TokenLoss:
+        """Loss of each token (before averaging) and diagnostics."""
+
+    def token_weights(self, batch: TokenBatch, counts: Counts) -> torch.Tensor:
+        """float [R]: what each token's loss is multiplied with, so that the sum over all ranks is the mean wanted."""
+        ones = torch.ones_like(batch.advantages)
+        if self.aggregation == "token-mean":
+            return ones / max(counts.tokens, 1.0)
+        if self.aggregation == "seq-mean-token-mean":
+            return ones / (batch.lengths.to(ones.dtype)[batch.response] * max(counts.responses, 1.0))
+        return ones / (float(self.max_tokens or 1) * max(counts.responses, 1.0))
+
+    def state(self) -> dict[str, float]:
+        """What the algorithm carries from step to step, for a resume (running means, ...)."""
+        return {}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Restore what `state` returned."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}")
+
+    def check_rewards(self, rewards: RewardTable) -> None:
+        """Raise ValueError when a group method meets a group of one."""
+        if self.group_based and len(rewards.group) and int(torch.bincount(rewards.group).max()) < 2:
+            raise ValueError(
+                f"{type(self).__name__} compares the responses of one prompt, but every group holds one response: "
+                "set rollout n to at least 2, or choose an algorithm without groups"
+            )
+
+
+def group_mean(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Mean of each response's group, [N] -> [N]."""
+    return _per_group(values, group, lambda v: v.mean())
+
+
+def group_std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Sample standard deviation (n - 1) of each response's group; 0 for a group of one."""
+    return _per_group(values, group, lambda v: v.std() if len(v) > 1 else v.new_zeros(()))
+
+
+def _per_group(
+    values: torch.Tensor, group: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    result = torch.empty_like(values)
+    for index in group.unique():
+        members = group == index
+        result[members] = function(values[members])
+    return result

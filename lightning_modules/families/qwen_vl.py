@@ -1,0 +1,192 @@
+"""Machinery shared by the Qwen vision-language families: one vision tower, M-RoPE, placeholders."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from lightning_modules.families.base import Grid, ModelFamily, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from lightning_modules.types import MicroBatch
+
+
+class QwenVLFamily(ModelFamily):
+    """Base of the Qwen vision-language families; a subclass names its classes and its prompt's vision tokens."""
+
+    merger_names: tuple[str, ...] = ("visual.merger.",)
+    """Substrings of the parameter names that project vision features into the language model."""
+
+    @property
+    @abstractmethod
+    def model_class(self) -> type[PreTrainedModel]:
+        """transformers' conditional-generation class."""
+
+    @property
+    @abstractmethod
+    def body_class(self) -> type[PreTrainedModel]:
+        """transformers' multimodal body, which defines the rotary positions."""
+
+    def empty(self, path: str, dtype: torch.dtype) -> PreTrainedModel:
+        """See `ModelFamily.empty`."""
+        from accelerate import init_empty_weights
+
+        self.open(path)
+        with init_empty_weights(include_buffers=False):
+            model = self.model_class._from_config(self.config, dtype=dtype)
+        if self.tied:
+            model.tie_weights()
+        return self._prepare(model)
+
+    def load(self, path: str, dtype: torch.dtype) -> PreTrainedModel:
+        """See `ModelFamily.load`."""
+        self.open(path)
+        return self._prepare(self.model_class.from_pretrained(path, dtype=dtype))
+
+    def _prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        from lightning_modules.layouts.attention import register
+
+        # Only the language model: the vision tower attends in full within frames and keeps transformers' kernel.
+        model.model.language_model.config._attn_implementation = register()
+        model.config.use_cache = False
+        return model
+
+    def positions(
+        self,
+        input_ids: torch.Tensor,
+        image_grids: Sequence[Grid],
+        video_grids: Sequence[Grid],
+        video_fps: Sequence[float] = (),
+    ) -> torch.Tensor:
+        """See `ModelFamily.positions`; transformers' own `get_rope_index`, without instantiating the model."""
+        import torch
+
+        if not image_grids and not video_grids:
+            return torch.arange(len(input_ids), device=input_ids.device).expand(3, -1).clone()
+        kinds = (input_ids == self.image_token_id).int() + 2 * (input_ids == self.video_token_id).int()
+        body = self.body_class
+        stand_in = SimpleNamespace(config=self.config)
+        stand_in.get_vision_position_ids = body.get_vision_position_ids.__get__(stand_in)
+        positions, _ = body.get_rope_index(
+            stand_in,
+            input_ids[None],
+            mm_token_type_ids=kinds[None],
+            image_grid_thw=torch.tensor(list(image_grids), dtype=torch.int64) if image_grids else None,
+            video_grid_thw=torch.tensor(list(video_grids), dtype=torch.int64) if video_grids else None,
+            **self._rope_arguments(video_fps),
+        )
+        return positions[:, 0]
+
+    def _rope_arguments(self, video_fps: Sequence[float]) -> dict[str, Any]:
+        return {}
+
+    def hidden_states(self, model: nn.Module, batch: MicroBatch) -> torch.Tensor:
+        """See `ModelFamily.hidden_states`."""
+        vision = self._vision(model, batch)
+        arguments: dict[str, Any] = {"input_ids": batch.input_ids}
+        if batch.pixel_values is None:
+            embeds = model.model.get_input_embeddings()(batch.input_ids)
+            arguments = {"inputs_embeds": embeds + self._zero(vision).to(embeds.dtype)}
+        else:
+            arguments["mm_encoder_outputs"] = self._split(vision, batch)
+        outputs = model.model(
+            position_ids=batch.position_ids,
+            attention_mask=None,
+            attention_plan=batch.attention_mask,
+            use_cache=False,
+            **arguments,
+        )
+        return outputs.last_hidden_state
+
+    def _vision(self, model: nn.Module, batch: MicroBatch) -> Any:
+        """One vision call over all images, then all videos, of the micro-batch (or the dummy)."""
+        import torch
+
+        visual = model.model.visual
+        if batch.pixel_values is None:
+            grid = self._dummy_grid(batch.input_ids.device)
+            pixels = torch.zeros(int(grid.prod()), self.patch_channels, device=grid.device)
+        else:
+            grids = [g for g in (batch.image_grid_thw, batch.video_grid_thw) if g is not None]
+            grid, pixels = torch.cat(grids), batch.pixel_values
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(p.requires_grad for p in visual.parameters())):
+            return visual(pixels.to(visual.dtype), grid_thw=grid, return_dict=True)
+
+    def _dummy_grid(self, device: torch.device) -> torch.Tensor:
+        import torch
+
+        merge = self.config.vision_config.spatial_merge_size
+        return torch.tensor([[1, merge, merge]], device=device)
+
+    def _zero(self, vision: Any) -> torch.Tensor:
+        """A zero that depends on every output of the vision tower, so that its backward runs."""
+        return 0.0 * (vision.pooler_output.sum() + sum(f.sum() for f in self._deepstack(vision)))
+
+    @staticmethod
+    def _deepstack(vision: Any) -> list[torch.Tensor]:
+        return list(getattr(vision, "deepstack_features", None) or [])
+
+    def _split(self, vision: Any, batch: MicroBatch) -> dict[str, Any]:
+        """Give the image features and the video features back in the shape transformers expects."""
+        outputs = {}
+        start = 0
+        for kind, grids in (("image", batch.image_grid_thw), ("video", batch.video_grid_thw)):
+            if grids is None:
+                continue
+            end = start + sum(self.visual_tokens(tuple(g)) for g in grids.tolist())
+            part = type(vision)(last_hidden_state=None, pooler_output=(vision.pooler_output[start:end],))
+            deepstack = self._deepstack(vision)
+            if deepstack:
+                part.deepstack_features = [(feature[start:end],) for feature in deepstack]
+            outputs[kind] = part
+            start = end
+        return outputs
+
+    def output_weight(self, model: nn.Module) -> torch.Tensor:
+        """See `ModelFamily.output_weight`."""
+        return model.get_output_embeddings().weight
+
+    def sharding_units(self, policy: nn.Module) -> list[nn.Module]:
+        """Vision blocks, decoder layers, then the policy (embeddings, mergers, norms and head live in the root)."""
+        body = policy.hf.model
+        return [*body.visual.blocks, *body.language_model.layers, policy]
+
+    def part_of(self, name: str) -> Part:
+        """See `ModelFamily.part_of`."""
+        if any(merger in name for merger in self.merger_names):
+            return "merger"
+        return "vision_tower" if "visual." in name else "language_model"
+
+    def visual_tokens(self, grid: Grid) -> int:
+        """See `ModelFamily.visual_tokens`."""
+        return grid[0] * grid[1] * grid[2] // self.config.vision_config.spatial_merge_size**2
+
+    @property
+    def patch_channels(self) -> int:
+        """Values of one flattened patch: channels * temporal patch * patch^2."""
+        vision = self.config.vision_config
+        channels = getattr(vision, "in_channels", None) or vision.in_chans
+        return channels * vision.temporal_patch_size * vision.patch_size**2
+
+    @property
+    def image_token_id(self) -> int:
+        """See `ModelFamily.image_token_id`."""
+        return self.config.image_token_id
+
+    @property
+    def video_token_id(self) -> int:
+        """See `ModelFamily.video_token_id`."""
+        return self.config.video_token_id
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """See `ModelFamily.banned_ids`."""
+        config = self.config
+        return (config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id)

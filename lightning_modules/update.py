@@ -1,0 +1,296 @@
+"""One optimisation step on one rank's rollouts: advantages, passes, micro-batches, backward, optimizer.
+
+Works without a Trainer (replayed rollouts in tests, debugging of a dumped batch): everything it needs is handed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_modules import diagnostics
+from lightning_modules.algorithms.base import Algorithm, Counts, TokenBatch
+from lightning_modules.collect import Collected, Key, collect
+from lightning_modules.layouts.base import Context, Layout, Piece, dummy_micro_batch
+from lightning_modules.layouts.planning import plan_micro_batches
+from lightning_modules.metrics import MetricBag, all_reduce, world_size
+from lightning_modules.optim import clip_gradients, learning_rates
+
+if TYPE_CHECKING:
+    from datamodules.types import StepBatch
+    from lightning_modules.policy import PolicyModel
+    from lightning_modules.types import MicroBatch, TokenOutputs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How a step's rollouts become optimizer steps."""
+
+    temperature: float = 1.0
+    """The sampling temperature; the trainer divides its logits by it."""
+    micro_batch_tokens: int = 16384
+    """Most tokens (prompt, responses and padding) of one micro-batch."""
+    update_batch_size: int | None = None
+    """Prompts per optimizer step over all ranks; None = the whole rollout batch (one on-policy update)."""
+    epochs: int = 1
+    """Passes over each rollout batch."""
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; None = no clipping."""
+    entropy: bool = True
+    """Compute token entropies (a diagnostic, and what an entropy bonus needs)."""
+    max_bad_updates: int = 3
+    """Non-finite updates in a row after which the run stops."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature}: training needs samples of a positive temperature")
+        for name in ("micro_batch_tokens", "epochs", "max_bad_updates"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.update_batch_size is not None and self.update_batch_size < 1:
+            raise ValueError(f"update_batch_size={self.update_batch_size} must be at least 1, or null for all")
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """Per-response values that are computed once and read by several micro-batches."""
+
+    old: dict[Key, torch.Tensor]
+    """Log-probs before the step, float32 [L] per response; empty when no pass was needed."""
+    ref: dict[Key, torch.Tensor]
+    """Reference log-probs; empty with KL off."""
+    advantages: dict[Key, torch.Tensor]
+    """float32 [] per response."""
+
+
+class PolicyUpdater:
+    """Runs the update of one step.
+
+    Args:
+        policy: the policy, whole or sharded.
+        algorithm: advantages and loss.
+        layout: arrangement of responses in rows.
+        context: family, patchifier and device of the micro-batches.
+        settings: see `UpdateSettings`.
+        backward: replaces `loss.backward()` (Lightning's manual_backward).
+        sync_gradients: averages gradients over ranks where the strategy does not do it in backward.
+        reference: frozen policy, when the algorithm asks for it.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        algorithm: Algorithm,
+        layout: Layout,
+        context: Context,
+        settings: UpdateSettings,
+        backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
+        sync_gradients: Callable[[Iterable[torch.nn.Parameter]], None] | None = None,
+        reference: PolicyModel | None = None,
+    ) -> None:
+        check_layout(layout, context)
+        if algorithm.needs.ref_logprobs and reference is None:
+            raise ValueError(f"{type(algorithm).__name__} needs a reference model, but none was built")
+        self.policy = policy
+        self.algorithm = algorithm
+        self.layout = layout
+        self.context = context
+        self.settings = settings
+        self.backward = backward
+        self.sync_gradients = sync_gradients
+        self.reference = reference
+        self.bad_updates_in_a_row = 0
+
+    def run(
+        self,
+        batch: StepBatch,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> tuple[int, MetricBag]:
+        """Update the policy on `batch`; a collective that every rank calls.
+
+        Returns:
+            (optimizer steps made, metrics not yet reduced).
+        """
+        bag = MetricBag()
+        data = collect(batch)
+        self.algorithm.check_rewards(data.rewards)
+        advantages = self.algorithm.advantages(data.rewards)
+        diagnostics.log_rewards(bag, data, advantages, batch)
+        minibatches = self._minibatches(batch, data)
+        several = len(minibatches) * self.settings.epochs > 1
+        cache = self._cache(data, advantages, old_needed=several or self.algorithm.needs.old_logprobs)
+        updates = 0
+        for epoch in range(self.settings.epochs):
+            for number, keys in enumerate(minibatches):
+                first = epoch == 0 and number == 0
+                updates += self._update(data, keys, cache, optimizer, scheduler, bag, first)
+        bag.max("train/updates", updates)
+        for part, lr in learning_rates(optimizer).items():
+            bag.max(f"lr/{part}", lr)
+        return updates, bag
+
+    def _minibatches(self, batch: StepBatch, data: Collected) -> list[list[Key]]:
+        """Keys of each optimizer step; the number of steps is the same on all ranks."""
+        if self.settings.update_batch_size is None:
+            return [data.keys]
+        if self.settings.update_batch_size % world_size():
+            raise ValueError(
+                f"update_batch_size={self.settings.update_batch_size} does not divide by {world_size()} ranks"
+            )
+        per_rank = self.settings.update_batch_size // world_size()
+        prompts = torch.tensor([len(batch.prompts) + len(batch.lost)], dtype=torch.float64)
+        count = max(1, math.ceil(float(all_reduce(prompts, "max")) / per_rank))
+        result: list[list[Key]] = [[] for _ in range(count)]
+        for key in data.keys:
+            result[min(data.groups[key[0]].index // per_rank, count - 1)].append(key)
+        return result
+
+    def _cache(self, data: Collected, advantages: torch.Tensor, old_needed: bool) -> TokenCache:
+        old = self.score(self.policy, data, data.keys) if old_needed else {}
+        ref = self.score(self.reference, data, data.keys) if self.reference is not None else {}
+        values = dict(zip(data.keys, advantages.float().to(self.context.device), strict=True))
+        return TokenCache(old, ref, values)
+
+    @torch.no_grad()
+    def score(self, policy: PolicyModel, data: Collected, keys: Sequence[Key]) -> dict[Key, torch.Tensor]:
+        """Log-probs of responses under `policy`, without gradient; a collective."""
+        result: dict[Key, torch.Tensor] = {}
+        for micro_batch in self.micro_batches(data, keys):
+            outputs = self._forward(policy, micro_batch, with_entropy=False)
+            if micro_batch.response_keys:
+                lengths = torch.bincount(micro_batch.response_index).tolist()
+                result.update(zip(micro_batch.response_keys, outputs.logprobs.split(lengths), strict=True))
+        return result
+
+    def micro_batches(self, data: Collected, keys: Sequence[Key]) -> Iterator[MicroBatch]:
+        """Micro-batches of `keys`, built when they are asked for; as many on every rank (short ranks get dummies)."""
+        for pieces in self._plan(data, keys):
+            yield self.layout.collate(pieces, self.context) if pieces else dummy_micro_batch(self.context)
+
+    def _plan(self, data: Collected, keys: Sequence[Key]) -> list[list[Piece]]:
+        budget = self.settings.micro_batch_tokens
+        pieces = self.layout.pieces(data.groups, data.selection(keys), budget)
+        plan = plan_micro_batches(pieces, self.layout, budget)
+        most = int(all_reduce(torch.tensor([len(plan)], dtype=torch.float64), "max"))
+        return plan if len(plan) == most else plan_micro_batches(pieces, self.layout, budget, most)
+
+    def _forward(self, policy: PolicyModel, micro_batch: MicroBatch, with_entropy: bool) -> TokenOutputs:
+        return policy(micro_batch, self.settings.temperature, self.context.family.banned_ids, with_entropy)
+
+    def _update(
+        self,
+        data: Collected,
+        keys: Sequence[Key],
+        cache: TokenCache,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+        bag: MetricBag,
+        first: bool,
+    ) -> int:
+        """One optimizer step over `keys` of all ranks; returns the number of steps made (0 or 1)."""
+        counts = self._counts(data, keys)
+        if counts.responses == 0:
+            bag.max("train/skipped_empty", 1.0)
+            return 0
+        optimizer.zero_grad(set_to_none=True)
+        finite = True
+        micro_batches = 0
+        for micro_batch in self.micro_batches(data, keys):
+            outputs = self._forward(self.policy, micro_batch, self.settings.entropy)
+            loss = self._loss(micro_batch, outputs, data, cache, counts, bag, first)
+            finite &= bool(torch.isfinite(loss.detach()))
+            # Strategies average gradients over ranks; the loss is already a share of the global mean.
+            self.backward(loss * world_size())
+            micro_batches += 1
+        bag.max("train/micro_batches", micro_batches)
+        return self._apply(optimizer, scheduler, bag, finite)
+
+    def _counts(self, data: Collected, keys: Sequence[Key]) -> Counts:
+        tokens = sum(len(data.groups[g].responses[r].token_ids) for g, r in keys)
+        total = all_reduce(torch.tensor([tokens, len(keys)], dtype=torch.float64))
+        return Counts(tokens=float(total[0]), responses=float(total[1]))
+
+    def _loss(
+        self,
+        micro_batch: MicroBatch,
+        outputs: TokenOutputs,
+        data: Collected,
+        cache: TokenCache,
+        counts: Counts,
+        bag: MetricBag,
+        first: bool,
+    ) -> torch.Tensor:
+        if not micro_batch.response_keys:
+            return 0.0 * outputs.logprobs.sum()
+        tokens = self._token_batch(micro_batch, outputs, data, cache)
+        result = self.algorithm.token_loss(tokens)
+        weights = self.algorithm.token_weights(tokens, counts)
+        loss = (result.loss * weights).sum()
+        bag.add("losses/policy", float(loss.detach()))
+        diagnostics.log_tokens(bag, tokens, result, first)
+        diagnostics.log_mismatch(bag, tokens, micro_batch, data, first)
+        return loss
+
+    def _token_batch(
+        self, micro_batch: MicroBatch, outputs: TokenOutputs, data: Collected, cache: TokenCache
+    ) -> TokenBatch:
+        keys = micro_batch.response_keys
+        index = micro_batch.response_index
+        device = outputs.logprobs.device
+        responses = [data.groups[g].responses[r] for g, r in keys]
+        rollout = torch.cat([torch.as_tensor(r.logprobs, dtype=torch.float32) for r in responses]).to(device)
+        old = torch.cat([cache.old[key] for key in keys]) if cache.old else outputs.logprobs.detach()
+        return TokenBatch(
+            logprobs=outputs.logprobs,
+            old_logprobs=old,
+            advantages=torch.stack([cache.advantages[key] for key in keys])[index],
+            response=index,
+            lengths=torch.bincount(index, minlength=len(keys)),
+            ref_logprobs=torch.cat([cache.ref[key] for key in keys]) if cache.ref else None,
+            rollout_logprobs=rollout,
+            entropy=outputs.entropy,
+        )
+
+    def _apply(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+        bag: MetricBag,
+        finite: bool,
+    ) -> int:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if self.sync_gradients is not None:
+            self.sync_gradients(parameters)
+        norm = clip_gradients(parameters, self.settings.clip_norm)
+        bad = float(not (finite and math.isfinite(norm)))
+        if float(all_reduce(torch.tensor([bad], dtype=torch.float64), "max")):
+            optimizer.zero_grad(set_to_none=True)
+            self.bad_updates_in_a_row += 1
+            bag.max("train/skipped_nonfinite", 1.0)
+            log.warning("Loss or gradient is not finite (gradient norm %s): this update is skipped", norm)
+            return 0
+        self.bad_updates_in_a_row = 0
+        bag.max("train/grad_norm", norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if scheduler is not None:
+            scheduler.step()
+        return 1
+
+
+def check_layout(layout: Layout, context: Context) -> None:
+    """Raise ValueError when `layout` is not exact for the family."""
+    family = context.family
+    if layout.name not in family.layouts:
+        raise ValueError(
+            f"layout={layout.name} is not available for {family.name}: {family.layout_note or 'not exact there'}. "
+            f"Choose one of {', '.join(sorted(family.layouts))}"
+        )
