@@ -1,0 +1,319 @@
+"""Read the user's records (JSON, JSONL, Parquet, Hugging Face `datasets` folders) into `Sample`s, and say what is wrong.
+
+Fields: `problem`; `answer` or `solution` ("<answer>X</answer>"); `problem_type`; `data_type` image|video|text;
+`images`, `videos` (or `path`); `options`; optional `offline_output`, `has_offline_trajectory`, `data_source`,
+`problem_id`. A video is a path or `{path, start, end, fps}`. Everything else is kept in `Sample.extra`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from datamodules.records import read_records
+from datamodules.types import MediaRef, Sample
+
+logger = logging.getLogger(__name__)
+
+PROBLEM_TYPES = (
+    "multiple choice",
+    "numerical",
+    "regression",
+    "temporal grounding",
+    "spatial-temporal grounding",
+    "tracking",
+    "spatial grounding",
+    "open-ended",
+    "video QA",
+    "video description",
+    "free-form",
+    "math",
+    "OCR",
+    "boolean",
+    "binary classification",
+    "code",
+    "SVG",
+    "HTML",
+    "LLaVA critic",
+)
+OWN_FIELDS = frozenset(
+    [
+        "problem",
+        "answer",
+        "solution",
+        "problem_type",
+        "data_type",
+        "images",
+        "image",
+        "videos",
+        "video",
+        "path",
+        "options",
+        "offline_output",
+        "has_offline_trajectory",
+        "data_source",
+        "problem_id",
+        "video_start",
+        "video_end",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One thing that is wrong with a record."""
+
+    file: str
+    line: int
+    """1-based line of a JSON/JSONL file, 1-based row otherwise."""
+    kind: str
+    """Short name, for counting: "missing field", "unknown problem type", "gold not in options", "duplicate id", ..."""
+    message: str
+    dropped: bool = True
+    """Whether the record is left out; otherwise it is used as it is."""
+
+
+@dataclass
+class ValidationReport:
+    """Everything found while reading annotation files, before training starts."""
+
+    num_records: int = 0
+    issues: list[Issue] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Issues by kind."""
+        return dict(Counter(issue.kind for issue in self.issues))
+
+    @property
+    def num_dropped(self) -> int:
+        """Records left out."""
+        return len({(issue.file, issue.line) for issue in self.issues if issue.dropped})
+
+    def text(self, limit: int = 20) -> str:
+        """The report for people: totals by kind, then the first `limit` places."""
+        lines = [f"{self.num_records} records, {self.num_dropped} left out, {len(self.issues)} issues"]
+        lines += [f"  {kind}: {count}" for kind, count in sorted(self.counts.items())]
+        lines += [f"  {i.file}:{i.line}: {i.kind}: {i.message}" for i in self.issues[:limit]]
+        if len(self.issues) > limit:
+            lines.append(f"  ... and {len(self.issues) - limit} more")
+        return "\n".join(lines)
+
+
+def load_samples(
+    files: Sequence[str | Path], problem_types: Iterable[str] = (), strict: bool = False
+) -> tuple[list[list[Sample]], ValidationReport]:
+    """Read annotation files.
+
+    Args:
+        files: paths; the format follows from the name (`.json`, `.jsonl`, `.parquet`, `.gz` of them, or a folder).
+        problem_types: types known in addition to `PROBLEM_TYPES`.
+        strict: raise when there is any issue.
+
+    Returns:
+        One list of samples per file, in file order, and the report.
+
+    Raises:
+        ValueError: a file cannot be read at all, or `strict` and there are issues.
+    """
+    known = {_norm(name) for name in (*PROBLEM_TYPES, *problem_types)}
+    report = ValidationReport()
+    seen: dict[str, tuple[Sample, str, int]] = {}
+    groups: list[list[Sample]] = []
+    for file in files:
+        group: list[Sample] = []
+        for line, record in read_records(Path(file)):
+            report.num_records += 1
+            sample = _checked(record, str(file), line, known, report)
+            if sample is not None:
+                sample = _unique(sample, str(file), line, seen, report)
+            if sample is not None:
+                group.append(sample)
+        groups.append(group)
+    if report.issues:
+        if strict:
+            raise ValueError(f"the annotation files have issues (strict=true)\n{report.text()}")
+        logger.warning("annotation files: %s", report.text())
+    return groups, report
+
+
+def _checked(record: Any, file: str, line: int, known: set[str], report: ValidationReport) -> Sample | None:
+    def issue(kind: str, message: str) -> None:
+        report.issues.append(Issue(file, line, kind, message))
+
+    if not isinstance(record, Mapping):
+        issue("not a record", f"expected an object with fields, got {type(record).__name__}")
+        return None
+    missing = [name for name in ("problem", "problem_type") if not str(record.get(name) or "").strip()]
+    if record.get("answer") is None and record.get("solution") is None:
+        missing.append("answer (or solution)")
+    if missing:
+        issue("missing field", ", ".join(missing))
+        return None
+    try:
+        sample = to_sample(record, file, line)
+    except ValueError as error:
+        issue("bad field", str(error))
+        return None
+    if _norm(sample.problem_type) not in known:
+        issue("unknown problem type", f"{sample.problem_type!r}")
+        return None
+    if not gold_fits(sample):
+        issue("gold not in options", f"{sample.answer!r} not among {list(sample.options)}")
+        return None
+    return sample
+
+
+def _unique(
+    sample: Sample, file: str, line: int, seen: dict[str, tuple[Sample, str, int]], report: ValidationReport
+) -> Sample | None:
+    if sample.uid not in seen:
+        seen[sample.uid] = (sample, file, line)
+        return sample
+    first, first_file, first_line = seen[sample.uid]
+    same = first == sample
+    message = f"{sample.uid} also at {first_file}:{first_line}" + (" (same record)" if same else "")
+    report.issues.append(Issue(file, line, "duplicate id", message, dropped=same))
+    if same:
+        return None
+    renamed = replace(sample, uid=f"{sample.uid}#{Path(file).stem}:{line}")
+    seen[renamed.uid] = (renamed, file, line)
+    return renamed
+
+
+def to_sample(record: Mapping[str, Any], file: str = "", line: int = 0) -> Sample:
+    """Normalise one record.
+
+    Raises:
+        ValueError: a field has the wrong form, or `data_type` and the media contradict each other.
+    """
+    source = str(record.get("data_source") or Path(file).name.split(".")[0])
+    identifier = record.get("problem_id")
+    images, videos = _media(record)
+    data_type = {
+        (False, False): "text",
+        (True, False): "image",
+        (False, True): "video",
+        (True, True): "mixed",
+    }[bool(images), bool(videos)]
+    declared = record.get("data_type")
+    if declared not in (None, "", data_type) and not (declared in ("video", "image") and data_type == "mixed"):
+        raise ValueError(f"data_type is {declared!r} but the record holds {data_type} data")
+    offline = record.get("offline_output")
+    if record.get("has_offline_trajectory") is False:
+        offline = None
+    options = record.get("options")
+    return Sample(
+        uid=f"{source}:{identifier if identifier not in (None, '') else line}",
+        problem=str(record["problem"]),
+        answer=clean_answer(record["answer"] if record.get("answer") is not None else record["solution"]),
+        problem_type=str(record["problem_type"]),
+        data_type=data_type,
+        options=tuple(str(option) for option in (options if options is not None else ())),
+        images=images,
+        videos=videos,
+        data_source=source,
+        offline_output=None if offline in (None, "") else str(offline),
+        extra={key: value for key, value in record.items() if key not in OWN_FIELDS},
+    )
+
+
+def clean_answer(value: Any) -> str:
+    """Ground truth without tags; structures become JSON.
+
+    Examples: `<answer>B</answer>` -> `B`; `[2.0, 5.5]` -> `[2.0, 5.5]`; reasoning before the answer is left out.
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    tagged = re.findall(r"<answer>(.*?)</answer>", value, flags=re.DOTALL)
+    if tagged:
+        return tagged[-1].strip()
+    thought = re.match(r"\s*<think>(.*?)</think>(.*)", value, flags=re.DOTALL)
+    if thought:
+        # Some published files carry the answer inside think tags with a broken tag behind.
+        rest = re.sub(r"<[^>]*>", "", thought.group(2)).strip()
+        return rest or thought.group(1).strip()
+    return value.strip()
+
+
+def gold_fits(sample: Sample) -> bool:
+    """Whether the answer of a multiple-choice sample is one of its options (letters or text)."""
+    if _norm(sample.problem_type) != "multiple choice" or not sample.options:
+        return True
+    answer = sample.answer.strip()
+    letters = {chr(ord("A") + i) for i in range(len(sample.options))}
+    letters |= {m.group(1).upper() for o in sample.options if (m := re.match(r"\s*\(?([A-Za-z])[.):]", o))}
+    bare = answer.strip("().: ").upper()
+    if bare in letters:
+        return True
+    texts = {re.sub(r"^\s*\(?[A-Za-z][.):]\s*", "", o).strip().lower() for o in sample.options}
+    stripped = re.sub(r"^\s*\(?[A-Za-z][.):]\s*", "", answer).strip().lower()
+    return answer in sample.options or stripped in texts
+
+
+def _media(record: Mapping[str, Any]) -> tuple[tuple[MediaRef, ...], tuple[MediaRef, ...]]:
+    images = _as_list(_first(record, "images", "image"))
+    videos = _as_list(_first(record, "videos", "video"))
+    if not images and not videos and record.get("path"):
+        paths = _as_list(record["path"])
+        if record.get("data_type") == "image":
+            images = paths
+        elif record.get("data_type") in ("video", None, ""):
+            videos = paths
+    refs = [_ref(video) for video in videos]
+    start, end = record.get("video_start"), record.get("video_end")
+    if len(refs) == 1 and refs[0].start is None and refs[0].end is None and (start is not None or end is not None):
+        refs = [replace(refs[0], start=_number(start, "video_start"), end=_number(end, "video_end"))]
+    return tuple(_ref(image) for image in images), tuple(refs)
+
+
+def _first(record: Mapping[str, Any], *names: str) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), None)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None or value == "":
+        return []
+    if isinstance(value, (str, Mapping)):
+        return [value]
+    return [item for item in value if item not in (None, "")]
+
+
+def _ref(value: Any) -> MediaRef:
+    if isinstance(value, str):
+        return MediaRef(path=value)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a medium is a path or an object with a path, got {type(value).__name__}")
+    path = _first(value, "path", "video", "image")
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"a medium without a path: {dict(value)}")
+    ref = MediaRef(
+        path=path,
+        start=_number(_first(value, "start", "video_start"), "start"),
+        end=_number(_first(value, "end", "video_end"), "end"),
+        fps=_number(value.get("fps"), "fps"),
+    )
+    if ref.start is not None and ref.end is not None and ref.start > ref.end:
+        raise ValueError(f"{path}: start={ref.start} lies after end={ref.end}")
+    return ref
+
+
+def _number(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r} is not a number") from None
+
+
+def _norm(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name.strip().lower())

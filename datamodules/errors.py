@@ -1,0 +1,15 @@
+"""What can be wrong with the user's media, as one exception that carries the path and the reason."""
+
+from __future__ import annotations
+
+
+class MediaError(ValueError):
+    """An image or video that cannot be used. It is reported with its sample, never replaced by another one."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = str(path)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.path, self.reason)

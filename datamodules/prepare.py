@@ -1,0 +1,288 @@
+"""Turn samples into model input: media from the cache, prompt tokens by arithmetic, patches in one processor call.
+
+`SamplePreparer` runs in loader workers and never touches pixels beyond resizing; `MediaProcessor` runs where the
+patches are needed (the trainer), once per micro-batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from datamodules.errors import MediaError
+from datamodules.images import load_image
+from datamodules.types import MediaRef, PreparedSample
+from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import ProcessorMixin
+
+    from datamodules.prompts import PromptTemplates
+    from datamodules.types import PreparedImage, PreparedVideo, Sample
+    from datamodules.video.cache import VideoCache
+
+
+class SamplePreparer:
+    """Prepares samples one by one.
+
+    Args:
+        processor: the model's Hugging Face processor (tokenizer and chat template are used, pixels are not).
+        rules: how the family writes media into prompts.
+        video_spec: sampling and size of videos.
+        image_spec: size of images.
+        cache: where clips come from; also knows the media root.
+        templates: prompt templates.
+        max_prompt_tokens: longer prompts raise; they are never cut. None = no limit.
+    """
+
+    def __init__(
+        self,
+        processor: ProcessorMixin,
+        rules: MediaRules,
+        video_spec: VideoSpec,
+        image_spec: ImageSpec,
+        cache: VideoCache,
+        templates: PromptTemplates,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        self.processor = processor
+        self.rules = rules
+        self.video_spec = video_spec
+        self.image_spec = image_spec
+        self.cache = cache
+        self.templates = templates
+        self.max_prompt_tokens = max_prompt_tokens
+
+    def prompt_text(self, sample: Sample) -> str:
+        """The chat-templated prompt with one placeholder per medium.
+
+        Raises:
+            ValueError: the sample's text contains a placeholder token, or its media tags do not fit its media.
+        """
+        messages = self.templates.messages(sample)
+        for part in messages[-1]["content"]:
+            check_text(part.get("text", ""), self.rules)
+        return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def spec_for(self, ref: MediaRef) -> VideoSpec:
+        """The video spec of one medium: a record may give a video its own rate."""
+        return self.video_spec if ref.fps is None else replace(self.video_spec, fps=ref.fps)
+
+    def prepare(self, sample: Sample) -> PreparedSample:
+        """Load the media and tokenise the prompt.
+
+        Raises:
+            MediaError: a medium cannot be used.
+            ValueError: the text does not fit the media, or the prompt is longer than `max_prompt_tokens`.
+        """
+        text = self.prompt_text(sample)
+        images = tuple(load_image(self.cache.source(ref), self.image_spec) for ref in sample.images)
+        videos = tuple(self.cache.load(ref, self.spec_for(ref)) for ref in sample.videos)
+        prompt_ids = tuple(self.processor.tokenizer(text)["input_ids"])
+        image_texts = [image_run(image.grid, self.rules) for image in images]
+        video_texts = [
+            video_run(video.grid, patch_times(video, self.rules.temporal_patch), self.rules) for video in videos
+        ]
+        expanded = expand(text, image_texts, video_texts, self.rules, self.processor.tokenizer)
+        if self.max_prompt_tokens is not None and len(expanded) > self.max_prompt_tokens:
+            raise OverlongError(sample.uid, len(expanded), self.max_prompt_tokens)
+        return PreparedSample(
+            sample=sample,
+            prompt_text=text,
+            prompt_ids=prompt_ids,
+            expanded_ids=expanded,
+            images=images,
+            videos=videos,
+        )
+
+
+class OverlongError(ValueError):
+    """A prompt that is longer than allowed. Multimodal prompts are dropped, never cut."""
+
+    def __init__(self, uid: str, length: int, limit: int) -> None:
+        super().__init__(f"sample {uid}: the prompt has {length} tokens, max_prompt_tokens is {limit}")
+        self.uid, self.length, self.limit = uid, length, limit
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.uid, self.length, self.limit)
+
+
+Run = tuple[tuple[str, int], ...]
+"""Text pieces of one medium: (text, repeats). A piece with repeats > 1 is a single placeholder token."""
+
+
+def image_run(grid: tuple[int, int, int], rules: MediaRules) -> Run:
+    """What an image placeholder becomes: its token, once per merged patch."""
+    return ((rules.image_token, grid[0] * grid[1] * grid[2] // rules.merge_size**2),)
+
+
+def video_run(grid: tuple[int, int, int], times: Sequence[float], rules: MediaRules) -> Run:
+    """What a video placeholder becomes.
+
+    Example (Qwen3-VL, grid (2, 4, 6)): `<0.2 seconds>` start 6 x pad end `<1.3 seconds>` start 6 x pad end.
+    """
+    per_patch = grid[1] * grid[2] // rules.merge_size**2
+    if rules.timestamp_style == "none":
+        return ((rules.video_token, grid[0] * per_patch),)
+    if len(times) != grid[0]:
+        raise ValueError(f"{len(times)} timestamps for {grid[0]} temporal patches")
+    run: list[tuple[str, int]] = []
+    for time in times:
+        run += [(f"<{time:.1f} seconds>{rules.vision_start_token}", 1), (rules.video_token, per_patch)]
+        run.append((rules.vision_end_token, 1))
+    return tuple(run)
+
+
+def patch_times(video: PreparedVideo, temporal_patch: int) -> tuple[float, ...]:
+    """Seconds of each temporal patch of a prepared video."""
+    seconds = [index / video.metadata.fps for index in video.metadata.frames_indices]
+    return tuple((seconds[i] + seconds[i + temporal_patch - 1]) / 2 for i in range(0, len(seconds), temporal_patch))
+
+
+def expand(text: str, images: Sequence[Run], videos: Sequence[Run], rules: MediaRules, tokenizer: object) -> tuple:
+    """Token ids with every visual token, as the Hugging Face processor would give them.
+
+    Placeholders are tokens of their own, so a run of them can be tokenised as one and repeated afterwards.
+
+    Raises:
+        ValueError: the numbers of placeholders and media differ.
+    """
+    queues = {rules.image_token: list(images), rules.video_token: list(videos)}
+    repeats: list[int] = []
+    pieces: list[str] = []
+    pattern = "|".join(re.escape(token) for token in queues)
+    for piece in re.split(f"({pattern})", text):
+        if piece not in queues:
+            pieces.append(piece)
+            continue
+        if not queues[piece]:
+            raise ValueError(f"more {piece} placeholders than media in the prompt")
+        for part, count in queues[piece].pop(0):
+            pieces.append(part)
+            if part in queues:
+                repeats.append(count)
+    left = {token: len(queue) for token, queue in queues.items() if queue}
+    if left:
+        raise ValueError(f"media without a placeholder in the prompt: {left}")
+    ids = tokenizer("".join(pieces))["input_ids"]
+    single = {rules.image_token_id, rules.video_token_id}
+    counts = iter(repeats)
+    out: list[int] = []
+    for token in ids:
+        out += [token] * next(counts) if token in single else [token]
+    return tuple(out)
+
+
+def check_text(text: str, rules: MediaRules) -> None:
+    """Refuse user text that contains a placeholder: it would be counted as a medium.
+
+    Raises:
+        ValueError: naming the token.
+    """
+    for token in rules.placeholder_tokens:
+        if token in text:
+            raise ValueError(f"the text contains the reserved token {token}")
+
+
+@dataclass(frozen=True)
+class Patches:
+    """What the vision tower takes: all images, then all videos, of a list of samples in order."""
+
+    pixel_values: torch.Tensor | None
+    """float32 [P, C]: patches of all images, then of all videos; None when there are none."""
+    image_grid_thw: torch.Tensor | None
+    """int64 [num_images, 3]."""
+    video_grid_thw: torch.Tensor | None
+    """int64 [num_videos, 3]."""
+    num_image_patches: int
+    """Rows of `pixel_values` that belong to images."""
+    second_per_grid_ts: tuple[float, ...]
+    """Seconds per temporal patch of every video (Qwen2.5-VL positions need it)."""
+
+
+class MediaProcessor:
+    """Rescales, normalises and cuts prepared media into patches, with the Hugging Face processors.
+
+    Resizing and sampling are switched off: they happened when the sample was prepared.
+    """
+
+    def __init__(self, processor: ProcessorMixin) -> None:
+        self.image_processor = processor.image_processor
+        self.video_processor = processor.video_processor
+
+    def patchify(self, samples: Sequence[PreparedSample], device: object = None) -> Patches:
+        """Patches of all media of `samples`, in order.
+
+        Args:
+            samples: prepared samples; text-only ones add nothing.
+            device: where rescaling and patching run; None = CPU.
+
+        Raises:
+            MediaError: a grid differs from the prepared one, with the sample's id.
+        """
+        import torch
+
+        images = [(sample.uid, image) for sample in samples for image in sample.images]
+        videos = [(sample.uid, video) for sample in samples for video in sample.videos]
+        parts, image_grid, video_grid, num_image = [], None, None, 0
+        if images:
+            pixels = [as_tensor(image.pixels, device) for _, image in images]
+            out = self.image_processor(images=pixels, do_resize=False, return_tensors="pt")
+            image_grid, num_image = out["image_grid_thw"], len(out["pixel_values"])
+            _check_grids(image_grid, images)
+            parts.append(out["pixel_values"])
+        if videos:
+            frames = [as_tensor(video.frames, device) for _, video in videos]
+            out = self.video_processor(
+                videos=frames,
+                video_metadata=[dict(video.metadata) for _, video in videos],
+                do_resize=False,
+                do_sample_frames=False,
+                cap_pixels_per_frame=False,
+                return_tensors="pt",
+            )
+            video_grid = out["video_grid_thw"]
+            _check_grids(video_grid, videos)
+            parts.append(out["pixel_values_videos"])
+        step = self.video_processor.temporal_patch_size
+        return Patches(
+            pixel_values=torch.cat(parts) if parts else None,
+            image_grid_thw=image_grid,
+            video_grid_thw=video_grid,
+            num_image_patches=num_image,
+            second_per_grid_ts=tuple(step / video.metadata.sampled_fps for _, video in videos),
+        )
+
+
+def as_tensor(array: object, device: object = None) -> torch.Tensor:
+    """uint8 array -> tensor without a copy where possible."""
+    import numpy as np
+    import torch
+
+    plain = np.asarray(array)
+    tensor = torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+    return tensor if device is None else tensor.to(device)
+
+
+def _check_grids(grids: torch.Tensor, media: Sequence[tuple[str, PreparedImage | PreparedVideo]]) -> None:
+    for row, (uid, medium) in zip(grids.tolist(), media, strict=True):
+        if tuple(row) != tuple(medium.grid):
+            raise MediaError(uid, f"the processor gives grid {tuple(row)}, the sample was prepared with {medium.grid}")
+
+
+def load_processor(model_path: str | Path) -> ProcessorMixin:
+    """Load a model folder's processor, without remote code.
+
+    Raises:
+        ValueError: the folder does not exist or holds no processor.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(str(model_path))
+    except OSError as error:
+        raise ValueError(f"no processor at model_path={str(model_path)!r}: {error}") from error

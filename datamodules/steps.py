@@ -1,0 +1,139 @@
+"""Step-wise loading: which samples form step k on rank r, and a loader that yields one `StepBatch` per step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from datamodules.sampling import EpochOrder, positions
+from datamodules.types import Sample, StepBatch
+
+if TYPE_CHECKING:
+    from datamodules.prepare import SamplePreparer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process's share of every global batch."""
+
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} is not one of {self.world} ranks")
+
+    def slice(self, count: int) -> slice:
+        """Contiguous part of `count` items; the parts of all ranks differ in size by one at most."""
+        return slice(count * self.rank // self.world, count * (self.rank + 1) // self.world)
+
+
+class StepDataset:
+    """Maps a step's number to this rank's prepared prompts.
+
+    Args:
+        samples: all samples.
+        order: endless order over them.
+        batch_size: global prompts per step.
+        shard: this rank's share.
+        preparer: prepares one sample.
+        num_positions: end of the order (a validation pass), or None for an endless one.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        order: EpochOrder,
+        batch_size: int,
+        shard: Shard,
+        preparer: SamplePreparer,
+        num_positions: int | None = None,
+    ) -> None:
+        self.samples = samples
+        self.order = order
+        self.batch_size = batch_size
+        self.shard = shard
+        self.preparer = preparer
+        self.num_positions = num_positions
+
+    def step_samples(self, step: int) -> list[Sample]:
+        """This rank's samples of a step, before anything is loaded."""
+        start, stop = step * self.batch_size, (step + 1) * self.batch_size
+        if self.num_positions is not None:
+            stop = min(stop, self.num_positions)
+        chosen = positions(self.order, start, stop)
+        return [self.samples[i] for i in chosen[self.shard.slice(len(chosen))]]
+
+    def __getitem__(self, step: int) -> StepBatch:
+        """Prepare a step; what cannot be prepared is listed in `lost`."""
+        batch = StepBatch(prompts=[], rl_step=step)
+        for sample in self.step_samples(step):
+            try:
+                batch.prompts.append(self.preparer.prepare(sample))
+            except ValueError as error:
+                # MediaError and OverlongError are ValueErrors: the user's data, not our code.
+                batch.lost.append((sample.uid, str(error)))
+                logger.warning("sample %s is lost in step %d: %s", sample.uid, step, error)
+        return batch
+
+
+class StepLoader:
+    """Yields the batches of the steps [start, stop), prepared by worker processes ahead of time.
+
+    Not a `DataLoader` itself, so that no framework replaces its sampler: the order is ours.
+
+    Args:
+        dataset: prepares steps.
+        start: first step.
+        stop: one past the last step.
+        num_workers: worker processes; 0 = prepare in this process.
+        prefetch: steps each worker prepares ahead.
+        start_method: how workers start: `fork`, `spawn` or `forkserver`.
+        on_start: called before workers start.
+    """
+
+    def __init__(
+        self,
+        dataset: StepDataset,
+        start: int,
+        stop: int,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        start_method: str = "fork",
+        on_start: Callable[[], None] | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.start, self.stop = start, max(start, stop)
+        self.num_workers = num_workers
+        self.prefetch = prefetch
+        self.start_method = start_method
+        self.on_start = on_start
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        from torch.utils.data import DataLoader
+
+        if self.on_start is not None:
+            self.on_start()
+        workers = min(self.num_workers, len(self))
+        options = {"prefetch_factor": self.prefetch, "multiprocessing_context": self.start_method} if workers else {}
+        return iter(
+            DataLoader(
+                self.dataset,
+                batch_size=None,
+                sampler=range(self.start, self.stop),
+                num_workers=workers,
+                collate_fn=_as_is,
+                **options,
+            )
+        )
+
+
+def _as_is(batch: StepBatch) -> StepBatch:
+    return batch

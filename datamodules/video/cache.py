@@ -1,0 +1,279 @@
+"""A verified cache of sampled, resized clips: decode once, load everywhere, never a wrong frame.
+
+A file's name covers the video's path relative to the media root, the used part and every field of the spec; its
+header also covers the content of the source (size and a hash of sampled blocks). A copy of media and cache on another
+machine therefore matches, a changed source or spec does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from datamodules.errors import MediaError
+from datamodules.types import MediaRef, PreparedVideo
+from datamodules.video.codecs import get_codec
+from datamodules.video.entry import EntryError, EntryHeader, content_digest, plan_of, read_entry, write_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from datamodules.video.spec import VideoPlan, VideoSpec
+
+    Decode = Callable[[Path, MediaRef, VideoSpec], tuple[np.ndarray, VideoPlan]]
+
+logger = logging.getLogger(__name__)
+
+SourceMode = Literal["prefer_cache", "cache_only", "decode"]
+SOURCE_MODES = ("prefer_cache", "cache_only", "decode")
+SUFFIX = ".clip"
+BLOCK = 65536
+NUM_BLOCKS = 16
+
+
+class VideoCache:
+    """Loads clips from `folder`, and fills it from the sources.
+
+    Args:
+        folder: where the clips lie; None = nothing is stored.
+        media_root: relative paths of records start here.
+        codec: `raw`, `lossless` or `jpeg` for new entries; existing ones are read whatever their codec.
+        source_mode: `prefer_cache` decodes and stores what is missing, `cache_only` reports it as lost, `decode`
+            neither reads nor writes the cache.
+        max_bytes: evict the clips that were used longest ago above this size; None = no limit.
+        stage_dir: node-local folder into which clips are copied before use (for slow shared storage).
+        threads: threads per clip for (de)compression.
+        decode_clip: how a clip is decoded; None = in this process.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None,
+        media_root: str | Path | None = None,
+        codec: str = "lossless",
+        source_mode: SourceMode = "prefer_cache",
+        max_bytes: int | None = None,
+        stage_dir: str | Path | None = None,
+        threads: int = 2,
+        decode_clip: Decode | None = None,
+    ) -> None:
+        if source_mode not in SOURCE_MODES:
+            raise ValueError(f"source_mode={source_mode!r} is unknown; use one of {', '.join(SOURCE_MODES)}")
+        if source_mode == "cache_only" and folder is None:
+            raise ValueError("source_mode=cache_only needs cache_dir")
+        get_codec(codec)
+        self.folder = None if folder is None or source_mode == "decode" else Path(folder)
+        self.media_root = None if media_root is None else Path(media_root)
+        self.codec = codec
+        self.source_mode = source_mode
+        self.max_bytes = max_bytes
+        self.stage_dir = None if stage_dir is None else Path(stage_dir)
+        self.threads = threads
+        self.decode_clip = decode_clip or _decode_here
+        self.counters: dict[str, int] = {"hit": 0, "built": 0, "rebuilt": 0, "decoded": 0, "not_stored": 0}
+
+    def source(self, ref: MediaRef) -> Path:
+        """Where the video of `ref` lies on this machine."""
+        path = Path(ref.path)
+        return path if path.is_absolute() or self.media_root is None else self.media_root / path
+
+    def name(self, ref: MediaRef) -> str:
+        """The video's path as the key sees it: relative to the media root where possible."""
+        path = self.source(ref)
+        if self.media_root is not None:
+            try:
+                return path.absolute().relative_to(self.media_root.absolute()).as_posix()
+            except ValueError:
+                pass
+        return path.absolute().as_posix()
+
+    def logical_key(self, ref: MediaRef, spec: VideoSpec) -> dict[str, Any]:
+        """What the caller asks for: video, part and spec."""
+        return {"video": self.name(ref), "start": ref.start, "end": ref.end, "spec": spec.fingerprint()}
+
+    def entry_path(self, ref: MediaRef, spec: VideoSpec) -> Path:
+        """The cache file of a clip.
+
+        Raises:
+            ValueError: the cache has no folder.
+        """
+        if self.folder is None:
+            raise ValueError("this cache stores nothing (no cache_dir, or source_mode=decode)")
+        text = json.dumps(self.logical_key(ref, spec), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return self.folder / digest[:2] / f"{digest}{SUFFIX}"
+
+    def get(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo | None:
+        """The cached clip, verified; None when there is none that fits the source as it is now."""
+        if self.folder is None:
+            return None
+        path = self.entry_path(ref, spec)
+        try:
+            frames, header = read_entry(self._staged(path), threads=self.threads)
+        except FileNotFoundError:
+            return None
+        except EntryError as error:
+            logger.warning("dropping a cache entry: %s", error)
+            self._drop(path)
+            return None
+        if not self._matches(header, ref, spec):
+            logger.info("%s changed since it was cached; decoding it again", ref.path)
+            self._drop_staged(path)
+            return None
+        _touch(path)
+        self.counters["hit"] += 1
+        return as_prepared(frames, plan_of(header), header.digest, header.producer.get("decoder", ""))
+
+    def put(self, ref: MediaRef, spec: VideoSpec, frames: np.ndarray, plan: VideoPlan) -> EntryHeader:
+        """Store a decoded clip.
+
+        Raises:
+            OSError: it cannot be written (disk full, no permission); nothing is left behind.
+        """
+        path = self.entry_path(ref, spec)
+        key = {**self.logical_key(ref, spec), "content": content_identity(self.source(ref))}
+        header = write_entry(path, frames, plan, key, self.codec, producer(spec.decoder), self.threads)
+        self._drop_staged(path)
+        if self.max_bytes is not None:
+            from datamodules.video.maintenance import evict
+
+            evict(self.folder, self.max_bytes)
+        return header
+
+    def load(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo:
+        """The clip of `ref`: from the cache, or decoded (and stored) according to `source_mode`.
+
+        Raises:
+            MediaError: missing, damaged, or not in the cache under `cache_only`.
+        """
+        found = self.get(ref, spec)
+        if found is not None:
+            return found
+        if self.source_mode == "cache_only":
+            raise MediaError(ref.path, "is not in the cache (source_mode=cache_only); run scripts/preprocess_videos.py")
+        frames, plan = self.decode_clip(self.source(ref), ref, spec)
+        if self.folder is None:
+            self.counters["decoded"] += 1
+            return as_prepared(frames, plan, content_digest(frames, plan), spec.decoder)
+        existed = self.entry_path(ref, spec).exists()
+        try:
+            header = self.put(ref, spec, frames, plan)
+        except OSError as error:
+            # Training goes on from memory; the next epoch pays the decode again.
+            self.counters["not_stored"] += 1
+            logger.warning("cannot store %s in the cache (%s); using it from memory", ref.path, error)
+            return as_prepared(frames, plan, content_digest(frames, plan), spec.decoder)
+        self.counters["rebuilt" if existed else "built"] += 1
+        if get_codec(self.codec).lossy:
+            # Every pass must see the same pixels, the first one too.
+            frames, header = read_entry(self.entry_path(ref, spec), threads=self.threads)
+        return as_prepared(frames, plan, header.digest, spec.decoder)
+
+    def _matches(self, header: EntryHeader, ref: MediaRef, spec: VideoSpec) -> bool:
+        stored = dict(header.key)
+        content = stored.pop("content", None)
+        if stored != json.loads(json.dumps(self.logical_key(ref, spec))):
+            return False
+        source = self.source(ref)
+        # A node that holds only the cache can still use it.
+        return not source.exists() or content_identity(source) == content
+
+    def _staged(self, path: Path) -> Path:
+        if self.stage_dir is None:
+            return path
+        from datamodules.video.maintenance import stage
+
+        return stage(path, self.stage_dir / path.parent.name / path.name)
+
+    def _drop_staged(self, path: Path) -> None:
+        if self.stage_dir is not None:
+            (self.stage_dir / path.parent.name / path.name).unlink(missing_ok=True)
+
+    def _drop(self, path: Path) -> None:
+        self._drop_staged(path)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("cannot remove the damaged cache entry %s (%s)", path, error)
+
+
+def _decode_here(path: Path, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
+    from datamodules.video.decode import decode_spec
+
+    return decode_spec(path, spec, ref.start, ref.end)
+
+
+def as_prepared(frames: np.ndarray, plan: VideoPlan, digest: str, backend: str) -> PreparedVideo:
+    """Frames and plan as the object that later stages take."""
+    from transformers.video_utils import VideoMetadata
+
+    from datamodules.video.frames import SharedFrames, share
+
+    metadata = VideoMetadata(
+        total_num_frames=plan.num_source_frames,
+        fps=plan.fps,
+        width=plan.width,
+        height=plan.height,
+        duration=plan.num_source_frames / plan.fps,
+        video_backend=backend,
+        frames_indices=list(plan.indices),
+    )
+    if not isinstance(frames, SharedFrames):
+        frames = share(frames)
+    return PreparedVideo(frames=frames, metadata=metadata, grid=plan.grid, digest=digest)
+
+
+def content_identity(path: Path) -> str:
+    """Size and a hash of sampled blocks of a file: equal for copies, different after a change.
+
+    Raises:
+        MediaError: the file cannot be read.
+    """
+    try:
+        state = path.stat()
+        return _identity(str(path), state.st_size, state.st_mtime_ns)
+    except OSError as error:
+        raise MediaError(path, f"cannot be read ({error.strerror})") from error
+
+
+@lru_cache(maxsize=65536)
+def _identity(path: str, size: int, _mtime: int) -> str:
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        if size <= BLOCK * NUM_BLOCKS:
+            state.update(file.read())
+        else:
+            for i in range(NUM_BLOCKS):
+                file.seek((size - BLOCK) * i // (NUM_BLOCKS - 1))
+                state.update(file.read(BLOCK))
+    return f"{size}-{state.hexdigest()}"
+
+
+def producer(decoder: str) -> dict[str, str]:
+    """Decoder and versions, stored with an entry for information."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    names = {"decoder": decoder}
+    for package in ("av", "torchcodec", "decord", "torchvision"):
+        try:
+            names[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return names
+
+
+def _touch(path: Path) -> None:
+    """Remember the use of an entry for eviction."""
+    try:
+        os.utime(path)
+    except OSError:
+        logger.debug("cannot update the time of %s (read-only cache?)", path)

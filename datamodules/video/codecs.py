@@ -1,0 +1,132 @@
+"""How frames are stored: `raw` (memory-mapped), `lossless` (default) and `jpeg` (small, lossy).
+
+`lossless` removes what natural video predicts about itself before compressing: colour differences against green,
+then the difference to the left neighbour, then zstandard. All steps are exact modulo 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHUNK_FRAMES = 8
+"""Frames per independently compressed and checksummed chunk."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A pair of functions between uint8 [n, 3, H, W] chunks and bytes."""
+
+    name: str
+    encode: Callable[[np.ndarray], bytes]
+    decode: Callable[[bytes, np.ndarray], None]
+    """Fills the given uint8 [n, 3, H, W] array."""
+    lossy: bool = False
+
+
+def get_codec(name: str) -> Codec:
+    """Look up a codec.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    try:
+        return CODECS[name]
+    except KeyError:
+        raise ValueError(f"cache codec {name!r} is unknown; use one of {', '.join(CODECS)}") from None
+
+
+def encode_chunks(frames: np.ndarray, codec: Codec, threads: int = 2) -> list[bytes]:
+    """Encode uint8 [T, 3, H, W] in chunks of `CHUNK_FRAMES`."""
+    parts = [frames[i : i + CHUNK_FRAMES] for i in range(0, len(frames), CHUNK_FRAMES)]
+    return _map(codec.encode, parts, threads)
+
+
+def decode_chunks(chunks: Sequence[bytes], out: np.ndarray, codec: Codec, threads: int = 2) -> None:
+    """Decode what `encode_chunks` made into uint8 [T, 3, H, W]."""
+    targets = [out[i : i + CHUNK_FRAMES] for i in range(0, len(out), CHUNK_FRAMES)]
+    if len(targets) != len(chunks):
+        raise ValueError(f"{len(chunks)} chunks for {len(targets)} groups of frames")
+    _map(lambda pair: codec.decode(*pair), list(zip(chunks, targets, strict=True)), threads)
+
+
+def _map(function: Callable, items: list, threads: int) -> list:
+    if threads <= 1 or len(items) <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, items))
+
+
+def _raw_encode(chunk: np.ndarray) -> bytes:
+    return chunk.tobytes()
+
+
+def _raw_decode(data: bytes, out: np.ndarray) -> None:
+    import numpy as np
+
+    out[...] = np.frombuffer(data, dtype=np.uint8).reshape(out.shape)
+
+
+def _lossless_encode(chunk: np.ndarray) -> bytes:
+    import numpy as np
+    import zstandard
+
+    planes = chunk.copy()
+    planes[:, 0] -= chunk[:, 1]
+    planes[:, 2] -= chunk[:, 1]
+    left = planes.copy()
+    left[..., 1:] -= planes[..., :-1]
+    return zstandard.ZstdCompressor(level=1).compress(np.ascontiguousarray(left).data)
+
+
+def _lossless_decode(data: bytes, out: np.ndarray) -> None:
+    import numpy as np
+    import zstandard
+
+    raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=out.nbytes)
+    left = np.frombuffer(raw, dtype=np.uint8).reshape(out.shape)
+    np.add.accumulate(left, axis=-1, dtype=np.uint8, out=out)
+    out[:, 0] += out[:, 1]
+    out[:, 2] += out[:, 1]
+
+
+def _jpeg_encode(chunk: np.ndarray) -> bytes:
+    import io
+    import struct
+
+    from PIL import Image
+
+    parts = []
+    for frame in chunk:
+        buffer = io.BytesIO()
+        Image.fromarray(frame.transpose(1, 2, 0)).save(buffer, "JPEG", quality=95)
+        parts.append(buffer.getvalue())
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+
+def _jpeg_decode(data: bytes, out: np.ndarray) -> None:
+    import io
+    import struct
+
+    import numpy as np
+    from PIL import Image
+
+    offset = 0
+    for target in out:
+        (size,) = struct.unpack_from("<I", data, offset)
+        offset += 4
+        with Image.open(io.BytesIO(data[offset : offset + size])) as image:
+            target[...] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        offset += size
+
+
+CODECS = {
+    "raw": Codec("raw", _raw_encode, _raw_decode),
+    "lossless": Codec("lossless", _lossless_encode, _lossless_decode),
+    "jpeg": Codec("jpeg", _jpeg_encode, _jpeg_decode, lossy=True),
+}
