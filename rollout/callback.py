@@ -88,6 +88,10 @@ class ColocatedEngineCallback(L.Callback):
         self.engine.sleep()
         log.info("engine ready after %.1f s", time.monotonic() - started)
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a trainer that scores another distribution than the engine samples from."""
+        check_same_distribution(pl_module, self.sampling)
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the engine."""
         if self.engine is not None:
@@ -156,6 +160,35 @@ def resolve_sampling(spec: SamplingSpec, model_path: str | Path) -> SamplingSpec
         model_banned, model_stop = model_token_ids(model_path)
         banned, stop = banned or model_banned, stop or model_stop
     return dataclasses.replace(spec, banned_ids=banned, stop_ids=stop)
+
+
+def check_same_distribution(module: Any, sampling: SamplingSpec) -> None:
+    """Raise ValueError when temperature or banned ids of trainer and engine differ, or the sampling is truncated.
+
+    Args:
+        module: may have `banned_ids` and `update_settings.temperature`; what it lacks is not compared.
+        sampling: the engine's complete specification.
+    """
+    banned = getattr(module, "banned_ids", None)
+    if banned is not None and set(banned) != set(sampling.banned_ids):
+        raise ValueError(
+            f"the trainer masks token ids {sorted(banned)}, the engine bans {sorted(sampling.banned_ids)}; leave "
+            "rollout.sampling.banned_ids empty, or give both the same"
+        )
+    temperature = getattr(getattr(module, "update_settings", None), "temperature", None)
+    if temperature is not None and temperature != sampling.temperature:
+        raise ValueError(
+            f"module.temperature={temperature} but rollout.sampling.temperature={sampling.temperature}; they must agree"
+        )
+    if sampling.temperature == 0:
+        raise ValueError("rollout.sampling.temperature=0 samples n equal responses, whose advantages are all zero")
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        log.warning(
+            "rollout.sampling.top_p=%s, top_k=%s truncate the sampled distribution; the trainer's log-probs do not "
+            "know that, so the importance ratio is off from the first update on",
+            sampling.top_p,
+            sampling.top_k,
+        )
 
 
 def assemble(
