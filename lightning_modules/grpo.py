@@ -166,7 +166,7 @@ class GRPOLightningModule(L.LightningModule):
 
     def training_step(self, batch: StepBatch, batch_idx: int) -> None:
         """One RL step on scored rollouts."""
-        self.update(batch, self.optimizers(use_pl_optimizer=False), self.lr_schedulers())
+        self.update(batch, self.optimizers(), self.lr_schedulers())
 
     def update(
         self,

@@ -123,4 +123,4 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """Current learning rate of each trained part."""
-    return {group["part"]: group["lr"] for group in optimizer.param_groups}
+    return {group.get("part", "all"): group["lr"] for group in optimizer.param_groups}
