@@ -115,3 +115,32 @@ def load_processor(path: str | Path):
     from transformers import AutoProcessor
 
     return AutoProcessor.from_pretrained(path)
+
+
+def rank_part(batch: StepBatch, rank: int, ranks: int) -> StepBatch:
+    """Every `ranks`-th prompt of a global batch, as that rank would hold it."""
+    import dataclasses
+
+    chosen = range(rank, len(batch.groups), ranks)
+    return StepBatch(
+        prompts=[batch.prompts[i] for i in chosen],
+        rl_step=batch.rl_step,
+        groups=[dataclasses.replace(batch.groups[i], index=k) for k, i in enumerate(chosen)],
+        scores=[batch.scores[i] for i in chosen],
+    )
+
+
+class GradientRecorder(torch.optim.SGD):
+    """An optimizer that keeps the gradients of its last step instead of moving the weights."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.recorded: dict[str, torch.Tensor] = {}
+        super().__init__([p for _, p in self.named], lr=0.0)
+
+    def step(self, closure=None) -> None:
+        for name, parameter in self.named:
+            gradient = parameter.grad
+            if gradient is not None and hasattr(gradient, "full_tensor"):
+                gradient = gradient.full_tensor()
+            self.recorded[name] = gradient.clone() if gradient is not None else torch.zeros(parameter.shape)

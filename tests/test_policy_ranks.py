@@ -1,0 +1,119 @@
+"""Two gloo ranks: no pair of modalities hangs, and loss and gradients equal one rank's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from policy_helpers import KINDS, GradientRecorder, context, load_processor, make_batch
+from ranks import run_ranks
+from safetensors.torch import load_file
+
+from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
+from lightning_modules.layouts.padded import PaddedLayout
+from lightning_modules.policy import PolicyModel
+from lightning_modules.update import PolicyUpdater, UpdateSettings
+
+FOUR = list(KINDS)
+PAIRS = [{"name": f"{a}-{b}", "kinds": [a, b], "seed": 3} for a, b in itertools.product(KINDS, KINDS)]
+SAME = [
+    *({"name": f"fsdp-{layout}", "kinds": FOUR, "layout": layout} for layout in ("padded", "packed", "shared_prefix")),
+    {"name": "fsdp-split", "kinds": FOUR, "budget": 100},
+    {"name": "fsdp-padded-split", "kinds": FOUR, "budget": 100, "layout": "padded"},
+    {"name": "fsdp-checkpointing", "kinds": FOUR, "checkpointing": True},
+    {"name": "ddp", "kinds": FOUR, "strategy": "ddp", "budget": 100},
+    # Three prompts: rank 0 has two, rank 1 one, so rank 1 runs dummies.
+    {"name": "uneven", "kinds": ["video", "text", "image"], "budget": 1},
+]
+OTHER = [
+    {"name": "no-work", "kinds": ["video", "text"], "lost_ranks": [1]},
+    {"name": "nothing", "kinds": ["video", "text"], "lost_ranks": [0, 1]},
+    {"name": "frozen", "kinds": ["text", "video"], "frozen": ["vision_tower", "merger"]},
+    {"name": "several", "kinds": FOUR, "update_batch_size": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_model_dir, tmp_path_factory):
+    tmp = tmp_path_factory.mktemp("ranks")
+    results = run_ranks(
+        "policy_ranks",
+        tmp,
+        timeout_s=180,
+        model=str(tiny_model_dir),
+        family="lightning_modules.families.qwen3_vl.Qwen3VLFamily",
+        cases=[*PAIRS, *SAME, *OTHER],
+        folder=str(tmp),
+    )
+    return results, tmp
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny_model_dir):
+    family = Qwen3VLFamily().open(str(tiny_model_dir))
+    policy = PolicyModel(family.load(str(tiny_model_dir), torch.float32), family)
+    processor = load_processor(tiny_model_dir)
+
+    def run(case, drop=()):
+        updater = PolicyUpdater(
+            policy, GRPO(clip_high=0.28), PaddedLayout(), context(family, processor), UpdateSettings(clip_norm=None)
+        )
+        batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7))
+        for index in sorted(drop, reverse=True):
+            del batch.groups[index], batch.scores[index]
+        recorder = GradientRecorder(policy)
+        _, bag = updater.run(batch, recorder)
+        return bag.reduce(), recorder.recorded
+
+    return run
+
+
+def assert_same(two_ranks, name, want):
+    results, folder = two_ranks
+    metrics, gradients = want
+    got = load_file(folder / f"{name}.safetensors")
+    for key in (
+        "losses/policy",
+        "policy/entropy",
+        "reward/total",
+        "tokens/response",
+        "mismatch/kl",
+        "mismatch/pearson",
+    ):
+        assert results[name][key] == pytest.approx(metrics[key], rel=1e-5, abs=1e-6), key
+    a, b = (torch.cat([g[n].flatten() for n in gradients]) for g in (got, gradients))
+    assert b.norm() > 1e-3
+    assert float((a - b).norm() / b.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("case", [*PAIRS, *SAME], ids=lambda c: c["name"])
+def test_two_ranks_equal_one(two_ranks, one_rank, case):
+    assert_same(two_ranks, case["name"], one_rank(case))
+
+
+def test_a_rank_without_work_runs_dummies_and_the_normaliser_shrinks(two_ranks, one_rank):
+    assert_same(two_ranks, "no-work", one_rank(OTHER[0], drop=[1]))
+
+
+def test_a_batch_lost_everywhere_makes_no_step(two_ranks):
+    results, _ = two_ranks
+    assert results["nothing"]["updates"] == 0
+    assert results["nothing"]["train/skipped_empty"] == 1
+
+
+def test_frozen_vision_tower_keeps_the_collectives_in_step(two_ranks, one_rank):
+    results, folder = two_ranks
+    got = load_file(folder / "frozen.safetensors")
+    _, want = one_rank(OTHER[2])
+    assert results["frozen"]["updates"] == 1
+    assert got
+    assert not any("visual" in name for name in got)
+    a, b = (torch.cat([g[n].flatten() for n in got]) for g in (got, want))
+    assert float((a - b).norm() / b.norm()) < 1e-5
+
+
+def test_several_updates_happen_on_every_rank(two_ranks):
+    assert two_ranks[0]["several"]["updates"] == 2
+    assert two_ranks[0]["several"]["policy/first_ratio_error"] < 1e-5

@@ -1,0 +1,79 @@
+"""Two ranks run updates on replayed rollouts; rank 0 writes metrics and full gradients of every case."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from policy_helpers import GradientRecorder, context, load_processor, make_batch, rank_part
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+
+from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.layouts.packed import PackedLayout
+from lightning_modules.layouts.padded import PaddedLayout
+from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
+from lightning_modules.strategies.ddp import ReplicatedStrategy
+from lightning_modules.strategies.materialise import ShardOptions, load_sharded, load_whole
+from lightning_modules.update import PolicyUpdater, UpdateSettings
+
+LAYOUTS = {layout.name: layout for layout in (PaddedLayout, PackedLayout, SharedPrefixLayout)}
+
+
+def build(case: dict, family, path: str, mesh):
+    options = {
+        "frozen_parts": tuple(case.get("frozen", ())),
+        "gradient_checkpointing": case.get("checkpointing", False),
+    }
+    if case.get("strategy", "fsdp") == "fsdp":
+        return load_sharded(family, path, torch.float32, mesh, ShardOptions(), **options), None
+    strategy = ReplicatedStrategy(process_group_backend="gloo")
+    return load_whole(family, path, torch.float32, **options), strategy.sync_gradients
+
+
+def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tuple[dict, dict]:
+    key = json.dumps([case.get(k) for k in ("strategy", "frozen", "checkpointing")])
+    if key not in cache:
+        cache[key] = build(case, family, path, mesh)
+    policy, sync = cache[key]
+    settings = UpdateSettings(
+        micro_batch_tokens=case.get("budget", 10**6), clip_norm=None, update_batch_size=case.get("update_batch_size")
+    )
+    layout = LAYOUTS[case.get("layout", "shared_prefix")]()
+    updater = PolicyUpdater(
+        policy, GRPO(clip_high=0.28), layout, context(family, processor), settings, sync_gradients=sync
+    )
+    batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7))
+    part = rank_part(batch, dist.get_rank(), dist.get_world_size())
+    if dist.get_rank() in case.get("lost_ranks", ()):
+        part.groups, part.scores = [], []
+    recorder = GradientRecorder(policy)
+    updates, bag = updater.run(part, recorder)
+    return {**bag.reduce(), "updates": updates}, recorder.recorded
+
+
+def main() -> None:
+    arguments = json.loads(Path(sys.argv[1]).read_text())
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    module, name = arguments["family"].rsplit(".", 1)
+    family = getattr(import_module(module), name)().open(arguments["model"])
+    processor = load_processor(arguments["model"])
+    results, cache = {}, {}
+    for case in arguments["cases"]:
+        metrics, gradients = run_case(case, family, arguments["model"], mesh, processor, cache)
+        results[case["name"]] = metrics
+        if dist.get_rank() == 0 and gradients:
+            save_file(gradients, Path(arguments["folder"]) / f"{case['name']}.safetensors")
+    if dist.get_rank() == 0:
+        Path(arguments["out"]).write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
