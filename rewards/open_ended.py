@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,15 @@ class OpenEnded(TaskReward):
     interval: correct when tIoU > 0.7; box: when IoU > 0.5; number: equal to two decimals; at most four words: the
     stated answer equals the gold, or its last sentence ends in it without negation or listing; anything longer: mean
     of ROUGE-1, -2 and -L (F1).
+
+    Args:
+        aliases: further names of the problem type.
+        markers: per benchmark the words that its protocol wants in front of the answer; without them it is wrong.
     """
+
+    def __init__(self, aliases: Sequence[str] = (), markers: Mapping[str, str] | None = None) -> None:
+        super().__init__(aliases)
+        self.markers = dict(markers or {})
 
     def judge(self, query: Query, answer: str) -> Verdict:
         """Accuracy in [0, 1]. Raises ValueError for an empty gold."""
@@ -84,6 +93,9 @@ class OpenEnded(TaskReward):
             raise ValueError("the gold answer is empty")
         if not answer.strip():
             return unparsable("empty answer")
+        marker = self.markers.get(query.benchmark or "")
+        if marker and marker not in answer:
+            return unparsable(f"{query.benchmark} asks for {marker!r} in front of the answer")
         exact = self._by_kind(answer, gold)
         if exact is not None:
             return Verdict(exact)
