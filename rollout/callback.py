@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,7 @@ class ColocatedEngineCallback(L.Callback):
         self._sampling: SamplingSpec | None = None
         self._sinks: list[GroupSink] = []
         self._module: Any = None
+        self._sessions = 0
         self._sync: WeightSync | None = None
         self.engine: Engine | None = None
 
@@ -105,13 +106,15 @@ class ColocatedEngineCallback(L.Callback):
         self._module = pl_module
         requests = self.requests(batch.prompts, batch.rl_step, bool(getattr(pl_module, "needs_greedy_baseline", False)))
         batch.groups = []
-        with self._awake(batch.timings, batch.metrics):
+        with self.session(batch.timings, batch.metrics):
             started = time.monotonic()
             groups = dict.fromkeys(range(len(batch.prompts)))
-            for group in assemble(batch.prompts, requests, self.engine.generate(requests), self.sampling.n):
-                groups[group.index] = group
-                for sink in self._sinks:
-                    sink.put(group)
+            # Closed also when a sink raises: the engine must be idle before it sleeps.
+            with closing(self.engine.generate(requests)) as stream:
+                for group in assemble(batch.prompts, requests, stream, self.sampling.n):
+                    groups[group.index] = group
+                    for sink in self._sinks:
+                        sink.put(group)
             batch.timings["generate"] = time.monotonic() - started
         batch.groups = list(groups.values())
         batch.metrics |= rollout_metrics(batch.groups, batch.timings["generate"])
@@ -129,28 +132,43 @@ class ColocatedEngineCallback(L.Callback):
         return result
 
     def generate_fn(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
-        """Generate for evaluation with the policy's current weights: the lock-step driver of `GenerateFn`.
+        """Generate with the policy's current weights: the lock-step driver of `GenerateFn`, for evaluation.
 
         Every rank calls it the same number of times, with or without requests of its own, and exhausts the result.
+        Several calls inside one `session` wake the engine once.
         """
-        with self._awake({}, {}):
+        with self.session():
             yield from self.engine.generate(requests)
 
     @contextmanager
-    def _awake(self, timings: dict[str, float], metrics: dict[str, float]) -> Iterator[None]:
-        """Wake the engine, bring it to the module's weights, and let it sleep afterwards."""
-        started = time.monotonic()
-        self.engine.wake()
-        timings["wake"] = time.monotonic() - started
-        report = self._sync.sync(self._module.weights_version, self._module.engine_weights)
-        timings["sync"] = report.seconds if report else 0.0
-        metrics.update(report.metrics() if report else {})
+    def session(
+        self, timings: dict[str, float] | None = None, metrics: dict[str, float] | None = None
+    ) -> Iterator[None]:
+        """Keep the engine awake, with the module's current weights; it sleeps when the outermost session ends.
+
+        A collective under FSDP2: every rank enters it.
+
+        Args:
+            timings: receives the seconds of wake, sync and sleep.
+            metrics: receives the scalars of the sync.
+        """
+        timings = {} if timings is None else timings
+        self._sessions += 1
         try:
+            started = time.monotonic()
+            self.engine.wake()
+            timings["wake"] = time.monotonic() - started
+            report = self._sync.sync(self._module.weights_version, self._module.engine_weights)
+            timings["sync"] = report.seconds if report else 0.0
+            if report and metrics is not None:
+                metrics.update(report.metrics())
             yield
         finally:
-            started = time.monotonic()
-            self.engine.sleep()
-            timings["sleep"] = time.monotonic() - started
+            self._sessions -= 1
+            if self._sessions == 0:
+                started = time.monotonic()
+                self.engine.sleep()
+                timings["sleep"] = time.monotonic() - started
 
 
 def resolve_sampling(spec: SamplingSpec, model_path: str | Path) -> SamplingSpec:

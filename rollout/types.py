@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length"]
 
 
+class SampleError(RuntimeError):
+    """One sample cannot be generated; the engine is idle and good for others.
+
+    Training stops at it. Evaluation counts the sample as failed and goes on with the rest.
+    """
+
+    def __init__(self, uid: str, reason: str) -> None:
+        super().__init__(f"sample {uid}: {reason}")
+        self.uid = uid
+        """Which sample."""
+        self.reason = reason
+        """Why, in words."""
+
+
 @dataclass(frozen=True)
 class SamplingSpec:
     """How responses are drawn. Comes from our config only, never from the model's generation_config."""

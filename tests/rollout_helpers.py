@@ -49,7 +49,7 @@ def make_sample(processor, modality: str, uid: str | None = None, seed: int = 0,
     text = processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
     inputs = processor_inputs(processor, text, images, videos)
     data_type = "mixed" if images and videos else "image" if images else "video" if videos else "text"
-    sample = Sample(uid or f"{modality}:{seed}", question, "red", "multiple choice", data_type)
+    sample = Sample(uid or f"{modality}:{seed}", question, "red", "open-ended", data_type)
     return PreparedSample(
         sample=sample,
         prompt_text=text,

@@ -13,7 +13,7 @@ from rollout_helpers import make_requests, make_sample, reference_logprobs
 from rollout.engines.hf import HFEngine, processed_logprobs
 from rollout.seeds import response_seed
 from rollout.tokens import model_token_ids
-from rollout.types import SamplingSpec
+from rollout.types import SampleError, SamplingSpec
 from rollout.weight_sync import WeightSync, hub_weight_names, logprob_gate
 
 LONG = "What colour is the square? " * 30
@@ -230,7 +230,7 @@ def test_wrong_prompts_are_named(engine_name, request, processor, spec):
 
 def test_overlong_prompt_is_refused_not_truncated(vllm_engine, processor, spec):
     prompt = make_sample(processor, "text", question="word " * 2100)
-    with pytest.raises(ValueError, match=r"exceeds max_model_len=2048"):
+    with pytest.raises(SampleError, match=r"sample text:0: prompt of .* exceeds max_model_len=2048"):
         dict(vllm_engine.generate(make_requests([prompt], spec)))
 
 

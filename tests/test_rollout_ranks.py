@@ -44,17 +44,9 @@ def single(vllm_engine, tiny_model_dir):
 def test_two_ranks_equal_one(tensor_parallel_size, single, tiny_model_dir, tmp_path):
     environment = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"}
     arguments = [str(tiny_model_dir), str(tmp_path), str(tensor_parallel_size)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(HERE / "rollout_two_ranks.py"),
-            *arguments,
-        ],
+        [*launch, str(HERE / "rollout_two_ranks.py"), *arguments],
         env=environment,
         capture_output=True,
         text=True,

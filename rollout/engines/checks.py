@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rollout.types import SampleError
+
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample
     from rollout.types import GenerateRequest
 
 
 def check_requests(requests: Sequence[GenerateRequest], max_model_len: int | None = None) -> None:
-    """Raise when request ids repeat or a prompt cannot fit with its response.
+    """Check before anything is generated.
 
     Args:
         requests: what is about to be generated.
         max_model_len: the engine's longest sequence in tokens, or None.
+
+    Raises:
+        ValueError: request ids repeat.
+        SampleError: a prompt does not fit with its response.
     """
     ids = [request.request_id for request in requests]
     if len(set(ids)) != len(ids):
@@ -24,10 +30,11 @@ def check_requests(requests: Sequence[GenerateRequest], max_model_len: int | Non
     for request in requests:
         total = request.prompt.num_prompt_tokens + request.sampling.max_tokens
         if max_model_len is not None and total > max_model_len:
-            raise ValueError(
-                f"sample {request.prompt.uid}: prompt of {request.prompt.num_prompt_tokens} tokens + max_tokens="
-                f"{request.sampling.max_tokens} exceeds max_model_len={max_model_len}; raise rollout.max_model_len or "
-                "lower data.max_prompt_tokens (prompts with media are never truncated)"
+            raise SampleError(
+                request.prompt.uid,
+                f"prompt of {request.prompt.num_prompt_tokens} tokens + max_tokens={request.sampling.max_tokens} "
+                f"exceeds max_model_len={max_model_len}; raise rollout.engine.max_model_len or lower "
+                "data.max_prompt_tokens (prompts with media are never truncated)",
             )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
-from rollout.types import GenerateRequest, Response
+from rollout.types import GenerateRequest, Response, SampleError
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,8 @@ class HFEngine:
         """Yield (request_id, response), prompt by prompt.
 
         Raises:
-            ValueError: a prompt does not fit, or request ids repeat.
+            ValueError: request ids repeat.
+            SampleError: a prompt does not fit or cannot be rendered.
             RuntimeError: the processor's ids differ from the prepared ones, or a response holds a banned token.
         """
         check_requests(requests, self.max_model_len)
@@ -117,7 +118,7 @@ class HFEngine:
         try:
             inputs = self._processor(text=[prompt.prompt_text], do_resize=False, return_tensors="pt", **options)
         except Exception as error:  # whatever the processor raises, the user needs to know which sample it was
-            raise RuntimeError(f"sample {prompt.uid}: the processor cannot render the prompt: {error}") from error
+            raise SampleError(prompt.uid, f"the processor cannot render the prompt: {error}") from error
         check_prompt_ids(prompt, inputs["input_ids"][0].tolist())
         return {key: value.to(self._device) for key, value in inputs.items() if hasattr(value, "to")}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
-from rollout.types import GenerateRequest, Response, SamplingSpec
+from rollout.types import GenerateRequest, Response, SampleError, SamplingSpec
 
 if TYPE_CHECKING:
     import torch
@@ -131,9 +131,10 @@ class VLLMEngine:
         """Yield (request_id, response) in the order in which responses finish.
 
         Raises:
-            ValueError: a prompt does not fit, or request ids repeat.
-            RuntimeError: a sample could not be rendered or generated, the engine's prompt ids differ from the
-                processor's, or a response holds a banned token. The message names the sample.
+            ValueError: request ids repeat.
+            SampleError: a prompt does not fit or cannot be rendered.
+            RuntimeError: the engine failed, its prompt ids differ from the processor's, or a response holds a banned
+                token. The message names the sample.
         """
         check_requests(requests, self.max_model_len)
         if not requests:
@@ -205,7 +206,7 @@ class VLLMEngine:
         try:
             (engine_input,) = self.llm.llm_engine.renderer.render_cmpl([prompt_dict(prompt)])
         except Exception as error:  # whatever the renderer raises, the user needs to know which sample it was
-            raise RuntimeError(f"sample {prompt.uid}: the engine cannot render the prompt: {error}") from error
+            raise SampleError(prompt.uid, f"the engine cannot render the prompt: {error}") from error
         check_prompt_ids(prompt, engine_input["prompt_token_ids"])
         return engine_input
 
@@ -220,7 +221,7 @@ class VLLMEngine:
                 try:
                     self.llm.llm_engine.add_request(request.request_id, engine_input, sampling_params(request))
                 except Exception as error:  # the sample's id is what the user can act on
-                    raise RuntimeError(f"sample {request.prompt.uid}: the engine refuses it: {error}") from error
+                    raise SampleError(request.prompt.uid, f"the engine refuses it: {error}") from error
                 in_flight[request.request_id] = request
 
     def _step(self, in_flight: dict[str, GenerateRequest]) -> Iterator[tuple[str, Response]]:

@@ -1,0 +1,161 @@
+"""Held-out evaluation during training: same engine, same weights, same scorer, all ranks in lock-step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+
+from eval.heldout import complete, evaluate_batches, summarise
+from eval.types import EvalRecord
+
+if TYPE_CHECKING:
+    from rewards.router import RewardRouter
+
+log = logging.getLogger(__name__)
+
+
+class EvaluationCallback(L.Callback):
+    """Answers the datamodule's held-out split greedily every N steps, scores it and logs `val/...`.
+
+    Finds the engine callback among the trainer's callbacks and generates through its `generate_fn`. Every rank
+    evaluates its shard; records are gathered, so `last_results` is the same everywhere. Rank 0 writes
+    `<run_dir>/evaluation/step_XXXXXX.json` (metrics and one record per item).
+
+    Args:
+        router: the scorer; give it the same configuration as the reward callback's.
+        every_n_steps: 0 = only at start and end.
+        at_start: evaluate before the first step (not after a resume).
+        at_end: evaluate after the last step.
+        max_steps: number of the last step.
+        run_dir: the run's folder; None = write no file.
+        max_tokens: longest response; None = as in training.
+        temperature: 0 = greedy.
+        seed: of the responses when the temperature is not 0.
+        timeout: seconds to wait for outstanding scores of a batch.
+    """
+
+    def __init__(
+        self,
+        router: RewardRouter,
+        every_n_steps: int = 50,
+        at_start: bool = True,
+        at_end: bool = True,
+        max_steps: int | None = None,
+        run_dir: str | Path | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        timeout: float = 300.0,
+    ) -> None:
+        if every_n_steps < 0:
+            raise ValueError(f"every_n_steps={every_n_steps} is negative; use 0 for start and end only")
+        if at_end and max_steps is None:
+            raise ValueError("at_end needs max_steps, the number of the last step")
+        self.router = router
+        self._every_n_steps = every_n_steps
+        self._at_start, self._at_end, self._max_steps = at_start, at_end, max_steps
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._max_tokens, self._temperature, self._seed = max_tokens, temperature, seed
+        self._timeout = timeout
+        self.last_results: dict[str, Any] | None = None
+        """{"step", "metrics", "records"} of the latest evaluation."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluate what training starts from."""
+        if self._at_start and pl_module.rl_step == 0:
+            self.evaluate(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Evaluate when it is time; the step counter is that of finished steps."""
+        step = pl_module.rl_step
+        last = self._at_end and step == self._max_steps
+        if last or (self._every_n_steps and step % self._every_n_steps == 0):
+            self.evaluate(trainer, pl_module)
+
+    def evaluate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+        """Evaluate now; a collective. Returns the metrics, equal on every rank, empty without a held-out split."""
+        import torch
+
+        started = time.monotonic()
+        datamodule = trainer.datamodule
+        samples = {sample.uid: sample for sample in datamodule.val_samples}
+        if not samples:
+            return {}
+        engine = _engine_callback(trainer)
+        sampling = dataclasses.replace(engine.sampling, n=1, temperature=self._temperature, top_p=1.0, top_k=-1)
+        if self._max_tokens is not None:
+            sampling = dataclasses.replace(sampling, max_tokens=self._max_tokens)
+        # Loaders draw from torch's generator; training must go on as if nothing had happened.
+        with torch.random.fork_rng(devices=[]), engine.session():
+            own = evaluate_batches(
+                datamodule.val_dataloader(),
+                samples,
+                engine.generate_fn,
+                self.router,
+                sampling,
+                seed=self._seed,
+                timeout=self._timeout,
+            )
+        records = complete(_gather(own), list(samples.values()))
+        metrics = summarise(records) | {"val/seconds": time.monotonic() - started}
+        self.last_results = {"step": pl_module.rl_step, "metrics": metrics, "records": records}
+        if trainer.is_global_zero:
+            self._publish(trainer, pl_module.rl_step, metrics, records)
+        return metrics
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """End the scorer's processes."""
+        self.router.close()
+
+    def _publish(self, trainer: L.Trainer, step: int, metrics: dict[str, float], records: list[EvalRecord]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=step)
+        log.info(
+            "evaluation after step %d: accuracy %.3f over %d items (%d failed, %d unparsed), %.1f s",
+            step,
+            metrics["val/accuracy_mean"],
+            len(records),
+            metrics["val/failed"],
+            metrics["val/unparsed"],
+            metrics["val/seconds"],
+        )
+        if self._run_dir is None:
+            return
+        folder = self._run_dir / "evaluation"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"step_{step:06d}.json"
+        content = {"step": step, "metrics": metrics, "records": [dataclasses.asdict(record) for record in records]}
+        # Whole or not at all: a reader (or a resumed run) never meets half a file.
+        temporary = path.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def _engine_callback(trainer: L.Trainer) -> Any:
+    for callback in trainer.callbacks:
+        if callable(getattr(callback, "generate_fn", None)):
+            return callback
+    raise RuntimeError(
+        "EvaluationCallback found no callback with an engine (generate_fn); add the engine callback to the trainer's "
+        f"callbacks (there are: {', '.join(type(c).__name__ for c in trainer.callbacks)})"
+    )
+
+
+def _gather(records: list[EvalRecord]) -> list[EvalRecord]:
+    """All ranks' records on every rank."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return records
+    gathered: list[list[EvalRecord]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, records)
+    return [record for part in gathered for record in part]

@@ -1,0 +1,175 @@
+"""Greedy evaluation of prepared batches through any `GenerateFn`, scored by the training's router."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+from eval.types import EvalRecord
+from rollout.seeds import response_seed
+from rollout.types import GenerateFn, GenerateRequest, Response, SampleError, SamplingSpec
+
+if TYPE_CHECKING:
+    from datamodules.types import Sample, StepBatch
+    from rewards.base import Score
+    from rewards.router import RewardRouter
+
+log = logging.getLogger(__name__)
+
+_STATES = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
+_ROUTER_ARGUMENTS = frozenset({"response", "ground_truth", "problem_type", "options", "mode", "benchmark"})
+
+
+def evaluate_batches(
+    batches: Iterable[StepBatch],
+    samples: Mapping[str, Sample],
+    generate: GenerateFn,
+    router: RewardRouter,
+    sampling: SamplingSpec,
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> list[EvalRecord]:
+    """Answer and score every sample of `batches`; this rank's records in their order.
+
+    Args:
+        batches: prepared prompts; what could not be prepared is in `lost` and becomes a failed record.
+        samples: all samples by uid (the lost ones are known by uid only).
+        generate: the engine; called once per batch, or more often when a sample fails in it.
+        router: the scorer of the training.
+        sampling: how the one response per sample is drawn; temperature 0 for greedy.
+        seed: of the responses when the temperature is not 0.
+        timeout: seconds to wait for outstanding scores of a batch.
+    """
+    records: list[EvalRecord] = []
+    for batch in batches:
+        records += [_record(samples[uid], reason=reason) for uid, reason in batch.lost]
+        requests = [
+            GenerateRequest(f"eval:{i}", prompt, sampling, response_seed(seed, 0, prompt.uid, 0))
+            for i, prompt in enumerate(batch.prompts)
+        ]
+        scores: dict[str, tuple[Response, Future[Score]]] = {}
+        reasons: dict[str, str] = {}
+        for request, response in generate_tolerantly(requests, generate, reasons):
+            scores[request.request_id] = (response, submit_score(router, request.prompt.sample, response))
+        wait([future for _, future in scores.values()], timeout=timeout)
+        for request in requests:
+            sample = request.prompt.sample
+            if request.request_id in scores:
+                response, future = scores[request.request_id]
+                score = future.result() if future.done() else None
+                records.append(_record(sample, response, score, f"no verdict within {timeout:g} s"))
+            else:
+                records.append(_record(sample, reason=reasons[request.request_id]))
+    return records
+
+
+def generate_tolerantly(
+    requests: Sequence[GenerateRequest], generate: GenerateFn, reasons: dict[str, str]
+) -> Iterable[tuple[GenerateRequest, Response]]:
+    """Yield (request, response); a sample that the engine refuses is left out, the others are asked for again.
+
+    Ranks that share an engine see the same failure and repeat together.
+
+    Args:
+        requests: one per sample.
+        generate: the engine.
+        reasons: receives {request id: reason} of the refused ones.
+    """
+    open_requests = {request.request_id: request for request in requests}
+    while True:
+        try:
+            for request_id, response in generate(list(open_requests.values())):
+                yield open_requests.pop(request_id), response
+            return
+        except SampleError as error:
+            log.warning("evaluation: %s", error)
+            for request_id, request in list(open_requests.items()):
+                if request.prompt.uid == error.uid:
+                    del open_requests[request_id]
+                    reasons[request_id] = error.reason
+
+
+def submit_score(router: RewardRouter, sample: Sample, response: Response) -> Future[Score]:
+    """Score a response with everything the record says, exactly as training does."""
+    fields: dict[str, Any] = {str(k): v for k, v in sample.extra.items() if str(k) not in _ROUTER_ARGUMENTS}
+    fields |= {
+        "question": sample.problem,
+        "uid": sample.uid,
+        "num_tokens": len(response.token_ids),
+        "finish_reason": response.finish_reason,
+    }
+    return router.submit(
+        response=response.text,
+        ground_truth=sample.answer,
+        problem_type=sample.problem_type,
+        options=sample.options,
+        **fields,
+    )
+
+
+def summarise(records: Sequence[EvalRecord]) -> dict[str, float]:
+    """Scalars under `val/`. Failed and unparsed items stay in every denominator with accuracy 0."""
+    if not records:
+        return {}
+    metrics = {
+        "val/accuracy_mean": _mean(records),
+        "val/format_mean": sum(r.format for r in records) / len(records),
+        "val/total_mean": sum(r.total for r in records) / len(records),
+        "val/response_length": sum(r.num_tokens for r in records) / len(records),
+        "val/items": float(len(records)),
+    }
+    for state in ("failed", "unparsed", "not_judged"):
+        metrics[f"val/{state}"] = float(sum(record.state == state for record in records))
+    if visual := [record for record in records if record.data_type != "text"]:
+        metrics["val/accuracy_visual"] = _mean(visual)
+    for prefix, attribute in (("accuracy", "problem_type"), ("accuracy_by_source", "data_source")):
+        parts: dict[str, list[EvalRecord]] = defaultdict(list)
+        for record in records:
+            if name := getattr(record, attribute):
+                parts[name.replace(" ", "_")].append(record)
+        metrics |= {f"val/{prefix}/{name}": _mean(part) for name, part in sorted(parts.items())}
+    return metrics
+
+
+def complete(records: Sequence[EvalRecord], samples: Sequence[Sample]) -> list[EvalRecord]:
+    """One record per sample in the samples' order; a sample that nobody answered is failed, with the reason.
+
+    Raises:
+        RuntimeError: two records for one sample, or a record of an unknown one.
+    """
+    found: dict[str, EvalRecord] = {}
+    known = {sample.uid for sample in samples}
+    for record in records:
+        if record.uid in found or record.uid not in known:
+            raise RuntimeError(f"evaluation has a record too many for sample {record.uid}; ranks shared out wrongly")
+        found[record.uid] = record
+    return [found.get(s.uid) or _record(s, reason="no rank evaluated it") for s in samples]
+
+
+def _mean(records: Sequence[EvalRecord]) -> float:
+    return sum(record.accuracy for record in records) / len(records)
+
+
+def _record(
+    sample: Sample, response: Response | None = None, score: Score | None = None, reason: str = ""
+) -> EvalRecord:
+    state = "failed" if score is None else _STATES.get(score.status, "failed")
+    return EvalRecord(
+        uid=sample.uid,
+        state=state,
+        problem_type=sample.problem_type,
+        data_type=sample.data_type,
+        data_source=sample.data_source,
+        accuracy=score.accuracy if score and state == "ok" else 0.0,
+        format=score.format if score else 0.0,
+        total=score.total if score else 0.0,
+        parts=dict(score.parts) if score else {},
+        response=response.text if response else "",
+        answer=sample.answer,
+        num_tokens=len(response.token_ids) if response else 0,
+        finish_reason=response.finish_reason if response else "",
+        reason=score.reason if score else reason,
+    )
