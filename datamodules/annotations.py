@@ -1,4 +1,4 @@
-"""Read the user's records (JSON, JSONL, Parquet, Hugging Face `datasets` folders) into `Sample`s, and say what is wrong.
+"""Read the user's records (JSON, JSONL, Parquet, `datasets` folders) into `Sample`s, and say what is wrong.
 
 Fields: `problem`; `answer` or `solution` ("<answer>X</answer>"); `problem_type`; `data_type` image|video|text;
 `images`, `videos` (or `path`); `options`; optional `offline_output`, `has_offline_trajectory`, `data_source`,
@@ -43,25 +43,11 @@ PROBLEM_TYPES = (
     "LLaVA critic",
 )
 OWN_FIELDS = frozenset(
-    [
-        "problem",
-        "answer",
-        "solution",
-        "problem_type",
-        "data_type",
-        "images",
-        "image",
-        "videos",
-        "video",
-        "path",
-        "options",
-        "offline_output",
-        "has_offline_trajectory",
-        "data_source",
-        "problem_id",
-        "video_start",
-        "video_end",
-    ]
+    (
+        *("problem", "answer", "solution", "problem_type", "data_type", "data_source", "problem_id", "options"),
+        *("images", "image", "videos", "video", "path", "video_start", "video_end"),
+        *("offline_output", "has_offline_trajectory"),
+    )
 )
 
 

@@ -15,6 +15,7 @@ from datamodules.sampling import EpochOrder, MixtureOrder, SequentialOrder, Shuf
 from datamodules.steps import Shard, StepDataset, StepLoader
 from datamodules.types import Sample
 from datamodules.video.cache import SourceMode, VideoCache
+from datamodules.video.service import DecodeService
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
 
 if TYPE_CHECKING:
@@ -142,8 +143,8 @@ class VideoRLDataModule(L.LightningDataModule):
             source_mode=source_mode,
             max_bytes=None if cache_max_gb is None else int(cache_max_gb * 1e9),
             stage_dir=stage_dir,
+            decode_clip=None if decode_timeout_s is None else DecodeService(decode_timeout_s),
         )
-        self.decode_timeout_s = decode_timeout_s
         self.max_prompt_tokens = max_prompt_tokens
         self.filter_overlong = filter_overlong
         self.rollout_batch_size, self.val_batch_size = rollout_batch_size, val_batch_size

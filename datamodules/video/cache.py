@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamodules.errors import MediaError
 from datamodules.types import MediaRef, PreparedVideo
 from datamodules.video.codecs import get_codec
-from datamodules.video.entry import EntryError, EntryHeader, content_digest, plan_of, read_entry, write_entry
+from datamodules.video.entry import (
+    EntryError,
+    EntryHeader,
+    content_digest,
+    plan_from,
+    read_entry,
+    read_header,
+    write_entry,
+)
+from datamodules.video.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +86,9 @@ class VideoCache:
         self.stage_dir = None if stage_dir is None else Path(stage_dir)
         self.threads = threads
         self.decode_clip = decode_clip or _decode_here
-        self.counters: dict[str, int] = {"hit": 0, "built": 0, "rebuilt": 0, "decoded": 0, "not_stored": 0}
+        self.quarantine = None if folder is None else Quarantine(Path(folder) / "quarantine.jsonl")
+        names = ("hit", "built", "rebuilt", "decoded", "not_stored", "bad", "quarantined")
+        self.counters: dict[str, int] = dict.fromkeys(names, 0)
 
     def source(self, ref: MediaRef) -> Path:
         """Where the video of `ref` lies on this machine."""
@@ -129,7 +140,7 @@ class VideoCache:
             return None
         _touch(path)
         self.counters["hit"] += 1
-        return as_prepared(frames, plan_of(header), header.digest, header.producer.get("decoder", ""))
+        return as_prepared(frames, plan_from(header.plan), header.digest, header.producer.get("decoder", ""))
 
     def put(self, ref: MediaRef, spec: VideoSpec, frames: np.ndarray, plan: VideoPlan) -> EntryHeader:
         """Store a decoded clip.
@@ -157,8 +168,10 @@ class VideoCache:
         if found is not None:
             return found
         if self.source_mode == "cache_only":
-            raise MediaError(ref.path, "is not in the cache (source_mode=cache_only); run scripts/preprocess_videos.py")
-        frames, plan = self.decode_clip(self.source(ref), ref, spec)
+            raise MediaError(
+                ref.path, "is not in the cache (source_mode=cache_only); run scripts/preprocess_videos.py", False
+            )
+        frames, plan = self._decoded(ref, spec)
         if self.folder is None:
             self.counters["decoded"] += 1
             return as_prepared(frames, plan, content_digest(frames, plan), spec.decoder)
@@ -175,6 +188,32 @@ class VideoCache:
             # Every pass must see the same pixels, the first one too.
             frames, header = read_entry(self.entry_path(ref, spec), threads=self.threads)
         return as_prepared(frames, plan, header.digest, spec.decoder)
+
+    def _decoded(self, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
+        content = content_identity(self.source(ref))
+        name = self.quarantine_name(ref)
+        if self.quarantine is not None and (reason := self.quarantine.reason(name, content)) is not None:
+            self.counters["quarantined"] += 1
+            raise MediaError(ref.path, f"quarantined: {reason}")
+        try:
+            return self.decode_clip(self.source(ref), ref, spec)
+        except MediaError as error:
+            self.counters["bad"] += 1
+            if self.quarantine is not None and error.permanent:
+                self.quarantine.add(name, content, error.reason)
+            raise
+
+    def quarantine_name(self, ref: MediaRef) -> str:
+        """How the quarantine list calls a medium: its name, with the used part where there is one."""
+        part = "" if ref.start is None and ref.end is None else f"@{ref.start}-{ref.end}"
+        return self.name(ref) + part
+
+    def has(self, ref: MediaRef, spec: VideoSpec) -> bool:
+        """Whether a fitting entry exists; its header is checked, its frames are not read."""
+        try:
+            return self.folder is not None and self._matches(read_header(self.entry_path(ref, spec)), ref, spec)
+        except (FileNotFoundError, EntryError):
+            return False
 
     def _matches(self, header: EntryHeader, ref: MediaRef, spec: VideoSpec) -> bool:
         stored = dict(header.key)
@@ -240,7 +279,7 @@ def content_identity(path: Path) -> str:
         state = path.stat()
         return _identity(str(path), state.st_size, state.st_mtime_ns)
     except OSError as error:
-        raise MediaError(path, f"cannot be read ({error.strerror})") from error
+        raise MediaError(path, f"cannot be read ({error.strerror})", permanent=False) from error
 
 
 @lru_cache(maxsize=65536)

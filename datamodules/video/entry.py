@@ -198,10 +198,8 @@ def _parse(fields: dict) -> EntryHeader:
     )
 
 
-def plan_of(header: EntryHeader) -> VideoPlan:
-    """The plan stored in a header."""
+def plan_from(fields: dict[str, Any]) -> VideoPlan:
+    """A plan from its JSON form."""
     from datamodules.video.spec import VideoPlan
 
-    fields = dict(header.plan)
-    fields["indices"], fields["grid"] = tuple(fields["indices"]), tuple(fields["grid"])
-    return VideoPlan(**fields)
+    return VideoPlan(**{**fields, "indices": tuple(fields["indices"]), "grid": tuple(fields["grid"])})

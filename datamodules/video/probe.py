@@ -49,7 +49,7 @@ def scan(path: str | Path) -> VideoScan:
     try:
         state = path.stat()
     except OSError as error:
-        raise MediaError(path, f"cannot be read ({error.strerror})") from error
+        raise MediaError(path, f"cannot be read ({error.strerror})", permanent=False) from error
     if state.st_size == 0:
         raise MediaError(path, "is empty")
     return _scan(str(path), state.st_size, state.st_mtime_ns)

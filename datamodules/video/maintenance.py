@@ -1,0 +1,93 @@
+"""Keep the cache within its size, copy clips to a faster disk, clear away what killed writers left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+IN_USE_SECONDS = 300.0
+"""Clips used within this time are not evicted: another process may still be opening them."""
+STALE_SECONDS = 3600.0
+"""Temporary files older than this belong to writers that died."""
+
+
+def entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """All clips under `folder` with their file state; files that vanish meanwhile are left out."""
+    out = []
+    for path in folder.glob("*/*.clip"):
+        try:
+            out.append((path, path.stat()))
+        except FileNotFoundError:
+            continue
+    return out
+
+
+def evict(folder: Path, max_bytes: int, protect_seconds: float = IN_USE_SECONDS) -> list[Path]:
+    """Delete the least recently used clips until at most `max_bytes` remain; returns the deleted files.
+
+    The time of last use is the file's modification time (reads update it).
+    """
+    found = sorted(entries(folder), key=lambda item: item[1].st_mtime)
+    total = sum(state.st_size for _, state in found)
+    removed: list[Path] = []
+    limit = time.time() - protect_seconds
+    for path, state in found:
+        if total <= max_bytes or state.st_mtime > limit:
+            break
+        path.unlink(missing_ok=True)
+        total -= state.st_size
+        removed.append(path)
+    if total > max_bytes:
+        logger.warning("cache %s holds %.2f GB, more than its limit, but all of it is in use", folder, total / 1e9)
+    return removed
+
+
+def clear_stale(folder: Path, older_than: float = STALE_SECONDS) -> int:
+    """Delete temporary files that killed writers left behind; returns how many."""
+    limit, count = time.time() - older_than, 0
+    for path in folder.glob("*/.*.tmp"):
+        try:
+            if path.stat().st_mtime < limit:
+                path.unlink()
+                count += 1
+        except FileNotFoundError:
+            continue
+    return count
+
+
+def stage(source: Path, target: Path) -> Path:
+    """Copy a clip to `target` unless an equally large and new copy is there; returns the path to read.
+
+    A full local disk is no error: the clip is then read from `source`.
+
+    Raises:
+        FileNotFoundError: `source` does not exist.
+    """
+    state = source.stat()
+    try:
+        local = target.stat()
+        if local.st_size == state.st_size and local.st_ino and _same_generation(target, state):
+            return target
+    except FileNotFoundError:
+        pass
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        logger.warning("cannot stage %s (%s); reading it from %s", target, error, source.parent)
+        return source
+    return target
+
+
+def _same_generation(target: Path, source_state: os.stat_result) -> bool:
+    """Whether the copy was made after the source was last written (its content is verified when it is read)."""
+    return target.stat().st_ctime >= source_state.st_ctime or target.stat().st_mtime >= source_state.st_mtime
