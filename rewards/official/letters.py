@@ -183,7 +183,8 @@ _RANKED_PHRASES = (
 def ranked_letter(text: str, letters: str) -> str:
     """Letter with the best (format, position).
 
-    Ranks: start 10, end 9, after a phrase 7, "(A)" 6, "A." 5, "A:" 4, "A)" 3, "A " 2, anywhere 0. Within a format the last occurrence wins, except that after a phrase every letter's next occurrence counts, words
+    Ranks: start 10, end 9, after a phrase 7, "(A)" 6, "A." 5, "A:" 4, "A)" 3, "A " 2, anywhere 0. Within
+    a format the last occurrence wins, except that after a phrase every letter's next occurrence counts, words
     included.
     """
     text = text.strip()
