@@ -1,7 +1,7 @@
 """How frames are stored: `raw` (memory-mapped), `lossless` (default) and `jpeg` (small, lossy).
 
 `lossless` removes what natural video predicts about itself before compressing: colour differences against green,
-then the difference to the left neighbour, then zstandard. All steps are exact modulo 256.
+then the difference to the row above, then zstandard. All steps are exact modulo 256.
 """
 
 from __future__ import annotations
@@ -76,23 +76,28 @@ def _lossless_encode(chunk: np.ndarray) -> bytes:
     import numpy as np
     import zstandard
 
-    planes = chunk.copy()
-    planes[:, 0] -= chunk[:, 1]
-    planes[:, 2] -= chunk[:, 1]
-    left = planes.copy()
-    left[..., 1:] -= planes[..., :-1]
-    return zstandard.ZstdCompressor(level=1).compress(np.ascontiguousarray(left).data)
+    # Rows first, so that undoing the vertical difference adds long contiguous rows.
+    rows = np.ascontiguousarray(chunk.transpose(2, 0, 1, 3))
+    rows[:, :, 0] -= rows[:, :, 1]
+    rows[:, :, 2] -= rows[:, :, 1]
+    rows[1:] -= rows[:-1].copy()
+    return zstandard.ZstdCompressor(level=1).compress(rows.data)
 
 
 def _lossless_decode(data: bytes, out: np.ndarray) -> None:
     import numpy as np
     import zstandard
 
-    raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=out.nbytes)
-    left = np.frombuffer(raw, dtype=np.uint8).reshape(out.shape)
-    np.add.accumulate(left, axis=-1, dtype=np.uint8, out=out)
-    out[:, 0] += out[:, 1]
-    out[:, 2] += out[:, 1]
+    count, planes, height, width = out.shape
+    rows = np.empty((height, count, planes, width), dtype=np.uint8)
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        if reader.readinto(rows.reshape(-1)) != rows.nbytes:
+            raise ValueError(f"a compressed chunk holds less than {rows.nbytes} bytes")
+    for row in range(1, height):
+        np.add(rows[row - 1], rows[row], out=rows[row])
+    rows[:, :, 0] += rows[:, :, 1]
+    rows[:, :, 2] += rows[:, :, 1]
+    out[...] = rows.transpose(1, 2, 0, 3)
 
 
 def _jpeg_encode(chunk: np.ndarray) -> bytes:
