@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
-from rollout.types import GenerateRequest, Response, SampleError, SamplingSpec
+from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
+from rollout.engines.vllm_input import prompt_dict, sampling_params
+from rollout.types import GenerateRequest, Response, SampleError
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +53,10 @@ class VLLMEngine:
         enforce_eager: no CUDA graphs: faster start, slower decoding.
         enable_prefix_caching: responses of one prompt share its keys and values.
         sleep_level: 0 = stay awake, 1 = weights to host memory, 2 = drop them (the next sync brings new ones).
+        load_weights: False = start with random weights: saves the read from disk where a sync follows anyway.
         seed: the engine's own seed; responses never depend on it, each carries its own.
         quiet: keep vLLM's logger at warnings.
+        extra_options: more arguments of `vllm.LLM`, as they are (they win over those above).
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class VLLMEngine:
         enforce_eager: bool = False,
         enable_prefix_caching: bool = True,
         sleep_level: int = 2,
+        load_weights: bool = True,
         seed: int = 0,
         quiet: bool = True,
+        extra_options: Mapping[str, Any] | None = None,
     ) -> None:
         _check_arguments(model_path, tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
         import torch
@@ -84,42 +90,30 @@ class VLLMEngine:
         self._sleep_level = sleep_level if self._device_sleeps else 0
         self._cuda_devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._asleep: set[str] = set()
-        self.needs_weights = False
-        """The engine holds no valid weights (after a level-2 sleep) until the next `update_weights`."""
+        self.needs_weights = not load_weights
+        """The engine holds no valid weights, after a level-2 sleep or a start without, until `update_weights`."""
         _prepare_environment(kv_cache_gib, quiet, cuda=torch.cuda.is_available())
         from vllm import LLM
 
-        options: dict[str, Any] = {}
-        if max_num_batched_tokens is not None:
-            options["max_num_batched_tokens"] = max_num_batched_tokens
-        if kv_cache_gib is not None and torch.cuda.is_available():
-            options["kv_cache_memory_bytes"] = int(kv_cache_gib * _BYTES_PER_GIB)
-        if _world_size() > 1:
-            options["distributed_executor_backend"] = "external_launcher"
         # Building an engine reseeds the process; the trainer's random state must not notice.
+        options = _fixed_options(model_path, kv_cache_gib) | {
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "tensor_parallel_size": tensor_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "limit_mm_per_prompt": {"image": limit_images, "video": limit_videos},
+            "enforce_eager": enforce_eager,
+            "enable_prefix_caching": enable_prefix_caching,
+            "enable_sleep_mode": self._device_sleeps,
+            "load_format": "auto" if load_weights else "dummy",
+            "seed": seed,
+        }
         with _kept_random_state():
-            self.llm = LLM(
-                model=str(model_path),
-                dtype=dtype,
-                max_model_len=max_model_len,
-                tensor_parallel_size=tensor_parallel_size,
-                gpu_memory_utilization=gpu_memory_utilization,
-                max_num_seqs=max_num_seqs,
-                limit_mm_per_prompt={"image": limit_images, "video": limit_videos},
-                enforce_eager=enforce_eager,
-                enable_prefix_caching=enable_prefix_caching,
-                enable_sleep_mode=self._device_sleeps,
-                use_tqdm_on_load=False,
-                # The cache of processed inputs would hold every video of the run; one prompt is rendered once anyway.
-                mm_processor_cache_gb=0,
-                mm_device_do_normalize=_one_normalisation(model_path),
-                # Log-probs of the distribution actually sampled, so that they compare with the trainer's.
-                logprobs_mode="processed_logprobs",
-                # Sampling parameters come from SamplingSpec, never from the model's generation_config.json.
-                generation_config="vllm",
-                seed=seed,
-                **options,
-            )
+            self.llm = LLM(str(model_path), **(options | dict(extra_options or {})))
+        if not torch.cuda.is_available():
+            self.llm.collective_rpc(keep_generators_of_discarded_tokens)
         # vLLM compiles small sampler functions even in eager mode: ten seconds per process on a CPU, for nothing.
         self._stance = partial(torch.compiler.set_stance, "force_eager") if enforce_eager else nullcontext
         self._tokenizer = self.llm.get_tokenizer()
@@ -139,6 +133,9 @@ class VLLMEngine:
         check_requests(requests, self.max_model_len)
         if not requests:
             return
+        if self.needs_weights:
+            raise RuntimeError("the engine holds no weights since its start or last sleep; call update_weights first")
+        self._wake("weights")
         self._wake("kv_cache")
         groups: dict[int, list[GenerateRequest]] = defaultdict(list)
         for request in requests:
@@ -229,7 +226,7 @@ class VLLMEngine:
         import torch
 
         try:
-            # vLLM draws from the process's generator too (even for seeded requests); the trainer's must stay put.
+            # vLLM draws from the process's generator too, even for seeded requests; the trainer's must stay put.
             with self._stance(), torch.random.fork_rng(devices=self._cuda_devices):
                 outputs = self.llm.llm_engine.step()
         except Exception as error:
@@ -264,66 +261,6 @@ class VLLMEngine:
         )
 
 
-def prompt_dict(prompt: PreparedSample) -> dict[str, Any]:
-    """vLLM's prompt of a prepared sample: unexpanded ids, frames with their metadata, and no re-processing.
-
-    The digests serve as cache keys, so that vLLM need not hash gigabytes of pixels.
-    """
-    result: dict[str, Any] = {"prompt_token_ids": list(prompt.prompt_ids)}
-    data: dict[str, list[Any]] = {}
-    uuids: dict[str, list[str]] = {}
-    if prompt.images:
-        from PIL import Image
-
-        data["image"] = [Image.fromarray(image.pixels.transpose(1, 2, 0)) for image in prompt.images]
-        uuids["image"] = [image.digest for image in prompt.images]
-    if prompt.videos:
-        data["video"] = [(video.frames, _metadata_dict(video.metadata)) for video in prompt.videos]
-        uuids["video"] = [video.digest for video in prompt.videos]
-    if data:
-        result["multi_modal_data"] = data
-        result["multi_modal_uuids"] = uuids
-        result["mm_processor_kwargs"] = {"do_resize": False}
-        if prompt.videos:
-            result["mm_processor_kwargs"]["do_sample_frames"] = False
-    return result
-
-
-def sampling_params(request: GenerateRequest) -> Any:
-    """vLLM's SamplingParams of one request: exactly what the SamplingSpec says."""
-    from vllm import SamplingParams
-
-    spec: SamplingSpec = request.sampling
-    greedy = spec.temperature == 0
-    return SamplingParams(
-        n=1,
-        temperature=spec.temperature,
-        top_p=1.0 if greedy else spec.top_p,
-        top_k=0 if greedy or spec.top_k < 0 else spec.top_k,
-        max_tokens=spec.max_tokens,
-        seed=request.seed,
-        stop_token_ids=list(spec.stop_ids),
-        # The engine's own idea of an end token is switched off: stop_ids alone decide.
-        ignore_eos=True,
-        # Exactly minus infinity: a finite bias leaves the token a probability and shifts the log-probs.
-        logit_bias={token: float("-inf") for token in spec.banned_ids} or None,
-        logprobs=0,
-        detokenize=False,
-    )
-
-
-def _metadata_dict(metadata: Any) -> dict[str, Any]:
-    """The fields of transformers' VideoMetadata that place frames in time, as plain Python values."""
-    return {
-        "total_num_frames": int(metadata.total_num_frames),
-        "fps": float(metadata.fps),
-        "frames_indices": [int(index) for index in metadata.frames_indices],
-        "duration": None if metadata.duration is None else float(metadata.duration),
-        "video_backend": metadata.video_backend,
-        "do_sample_frames": False,
-    }
-
-
 @contextmanager
 def _kept_random_state() -> Iterator[None]:
     """Restore the random state of Python, NumPy and torch on leaving."""
@@ -338,6 +275,27 @@ def _kept_random_state() -> Iterator[None]:
         yield
     random.setstate(python)
     np.random.set_state(numpy)
+
+
+def _fixed_options(model_path: str | Path, kv_cache_gib: float | None) -> dict[str, Any]:
+    """Settings of vLLM that are not a choice here."""
+    import torch
+
+    options: dict[str, Any] = {
+        # The cache of processed inputs would hold every video of the run; a prompt is rendered once anyway.
+        "mm_processor_cache_gb": 0,
+        "mm_device_do_normalize": _one_normalisation(model_path),
+        # Log-probs of the distribution actually sampled, so that they compare with the trainer's.
+        "logprobs_mode": "processed_logprobs",
+        # Sampling parameters come from SamplingSpec, never from the model's generation_config.json.
+        "generation_config": "vllm",
+        "use_tqdm_on_load": False,
+    }
+    if kv_cache_gib is not None and torch.cuda.is_available():
+        options["kv_cache_memory_bytes"] = int(kv_cache_gib * _BYTES_PER_GIB)
+    if _world_size() > 1:
+        options["distributed_executor_backend"] = "external_launcher"
+    return options
 
 
 def _one_normalisation(model_path: str | Path) -> bool:
