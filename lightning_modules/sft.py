@@ -17,8 +17,6 @@ from rewards.base import Score
 from rollout.types import Response, RolloutGroup
 
 if TYPE_CHECKING:
-    import torch
-
     from datamodules.types import PreparedSample, Sample, StepBatch
 
 log = logging.getLogger(__name__)
@@ -60,11 +58,11 @@ class SFTLightningModule(GRPOLightningModule):
         batch.groups = [self.target_group(index, prompt, batch.rl_step) for index, prompt in enumerate(batch.prompts)]
         batch.scores = [(Score(accuracy=1.0, format=1.0, total=1.0),) for _ in batch.groups]
         super().training_step(batch, batch_idx)
-        self.step_metrics["sft/nll"] = self.step_metrics.get("loss/policy", 0.0)
+        self.step_metrics["sft/nll"] = self.step_metrics.get("losses/policy", 0.0)
 
     def target_group(self, index: int, prompt: PreparedSample, step: int) -> RolloutGroup:
         """The target of one prompt in the form of a rollout."""
-        tokenizer = self._context().patchify.processor.tokenizer
+        tokenizer = self.trainer.datamodule.processor.tokenizer
         text = self.target_format.format(answer=self._answer(prompt.sample, step))
         ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         response = Response(

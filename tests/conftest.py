@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Before torch, vLLM or tokenizers are imported anywhere in the session.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Threads that spin at barriers starve each other as soon as a second process wants the same cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_modules.launch import training
-from lightning_modules.launch.config import ROOT, ConfigError, compose, expand_sweep
+from lightning_modules.launch.config import ROOT, ConfigError, compose, expand_sweep, require_values
 from lightning_modules.launch.pipeline import in_stage, parse_stages, run_pipeline
 from lightning_modules.launch.processes import (
     INTERRUPTED,
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     if in_stage() or in_launched_rank():
         die_with_parent()
+    # Threads that spin at barriers starve the loader's and the engine's processes on a machine with few cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     training.export_rank_environment()
     training.configure_logging()
     flags = {a for a in arguments if a.startswith("-")}
@@ -79,11 +81,12 @@ def _sweep(overrides: list[str]) -> int:
 def _run(config: DictConfig, overrides: list[str]) -> int:
     from lightning_modules.launch.preflight import check, print_plan
 
+    if config.preflight == "only":
+        return print_plan(config)
+    require_values(config)
     stages = parse_stages(config.stages) if config.stages and not in_stage() else []
     plan = _decide(config)
     config.run_dir = str(plan.run_dir)
-    if config.preflight == "only":
-        return print_plan(config)
     first = training.is_rank_zero() and PLAN_ENV not in os.environ
     if config.preflight != "off" and first:
         check(config)
@@ -132,6 +135,9 @@ def _train(config: DictConfig, plan: RunPlan) -> int:
     except KeyboardInterrupt:
         log.info("stopped before the first step boundary; nothing new to save")
         return INTERRUPTED
+    except ConfigError as error:
+        training.write_failure(plan, error)
+        raise
     except Exception as error:
         # The trust boundary of a whole run: record the reason in the run folder, then let the traceback be seen.
         training.write_failure(plan, error)

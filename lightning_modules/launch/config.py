@@ -43,11 +43,11 @@ class ConfigError(ValueError):
 def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
     """Return "; did you mean a, b?" for the closest of `valid`, or the whole list when none is close."""
     names = sorted(set(valid))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
-    if not close:
-        last = name.split(".")[-1]
-        by_last = {n.split(".")[-1]: n for n in names}
-        close = [by_last[m] for m in difflib.get_close_matches(last, by_last, n=count, cutoff=0.6)]
+    parent, _, last = name.rpartition(".")
+    # The right key at the wrong place comes first, those below the same parent before others.
+    misplaced = sorted((n for n in names if n.rpartition(".")[2] == last), key=lambda n: not n.startswith(parent))
+    close = misplaced + [n for n in difflib.get_close_matches(name, names, n=count, cutoff=0.5) if n not in misplaced]
+    close = close[:count]
     if close:
         return f"; did you mean {', '.join(close)}?"
     return f"; valid: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
@@ -89,7 +89,7 @@ def _check_overrides(config_name: str, overrides: list[str], hydra_compose: Any)
     chosen, values = [], []
     for override in parsed:
         key = override.key_or_group
-        if override.is_add() or override.is_delete() or override.is_hydra_overrides_disabled():
+        if override.is_add() or override.is_delete() or override.is_hydra_override():
             continue
         if key in groups:
             _check_option(key, groups[key], override.value())
@@ -144,6 +144,15 @@ def flat_keys(config: DictConfig, prefix: str = "") -> list[str]:
     return keys
 
 
+def require_values(config: DictConfig) -> None:
+    """Raise ConfigError when a mandatory value (`???`) was not given."""
+    from omegaconf import OmegaConf
+
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{missing[0]} is not set: add {missing[0]}=... to the command line")
+
+
 def to_plain(config: DictConfig) -> dict[str, Any]:
     """Resolve every interpolation and return plain containers.
 
@@ -158,6 +167,25 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
     return dict(plain)  # type: ignore[arg-type]
+
+
+def build(config: DictConfig, **arguments: Any) -> Any:
+    """Instantiate the component that `_target_` names, with plain containers.
+
+    Raises:
+        ConfigError: the component refused its arguments; the message names the key and the reason.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(config, _convert_="all", **arguments)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if not isinstance(cause, (ValueError, TypeError, ImportError, AttributeError)):
+            raise
+        key = str(error).rpartition("full_key: ")[2] if "full_key: " in str(error) else ""
+        raise ConfigError(f"{key + ': ' if key else ''}{_one_line(cause)}") from error
 
 
 def config_hash(plain: dict[str, Any]) -> str:

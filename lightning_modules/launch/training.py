@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.config import to_plain
+from lightning_modules.launch.config import build, to_plain
 from lightning_modules.launch.processes import INTERRUPTED
 from lightning_modules.launch.run_folder import RunPlan, write_json, write_status
 
@@ -93,16 +93,9 @@ def build_loggers(settings: dict[str, Any], run_dir: Path, start_step: int) -> l
 def build_trainer(config: DictConfig, plan: RunPlan, callbacks: dict[str, Any]) -> L.Trainer:
     """Lightning's trainer with the chosen strategy; the data loader, not the trainer, counts the steps."""
     import lightning as L
-    from hydra.utils import instantiate
 
     where = config.trainer
-    strategy = instantiate(
-        config.strategy,
-        accelerator=where.accelerator,
-        devices=where.devices,
-        num_nodes=where.num_nodes,
-        _convert_="all",
-    )
+    strategy = build(config.strategy, accelerator=where.accelerator, devices=where.devices, num_nodes=where.num_nodes)
     return L.Trainer(
         accelerator=where.accelerator,
         devices=where.devices,
@@ -125,20 +118,17 @@ def build_trainer(config: DictConfig, plan: RunPlan, callbacks: dict[str, Any]) 
 def run_training(config: DictConfig, plan: RunPlan) -> int:
     """Train from `plan.start_step` to `config.max_steps` in this process (one rank). Returns the exit code."""
     import lightning as L
-    from hydra.utils import instantiate
 
     set_threads(config.trainer.devices, config.trainer.threads_per_rank)
     L.seed_everything(config.seed, workers=False, verbose=False)
     callbacks = {
-        name: instantiate(
-            settings, _convert_="all", **({"resume_from": plan.checkpoint} if name == "checkpoint" else {})
-        )
+        name: build(settings, **({"resume_from": plan.checkpoint} if name == "checkpoint" else {}))
         for name, settings in config.callbacks.items()
         if settings is not None
     }
-    datamodule = instantiate(config.data, _convert_="all")
+    datamodule = build(config.data)
     datamodule.start_step, datamodule.max_steps = plan.start_step, int(config.max_steps)
-    module = instantiate(config.module, _convert_="all")
+    module = build(config.module)
     trainer = build_trainer(config, plan, callbacks)
     trainer.fit(module, datamodule=datamodule)
     stopped = callbacks["stop"].stopped_by_user
