@@ -70,6 +70,8 @@ def aligned(predicted: Box, gold: Box, fields: Mapping[str, Any], default: Coord
     The record may say `answer_coordinates` (what the prompt asked for) and `gold_coordinates`; either defaults to
     `default`. Equal systems are compared as they are, different ones are converted to pixels.
     """
+    if not fields:
+        return predicted, gold
     ours = fields.get("answer_coordinates") or default
     theirs = fields.get("gold_coordinates") or default
     if ours == theirs:

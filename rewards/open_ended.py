@@ -99,6 +99,10 @@ class OpenEnded(TaskReward):
         exact = self._by_kind(answer, gold)
         if exact is not None:
             return Verdict(exact)
+        return self.free_text(query, answer, gold)
+
+    def free_text(self, query: Query, answer: str, gold: str) -> Verdict:
+        """Verdict for a gold that is plain text."""
         if len(fold_answer(gold).split()) <= SHORT_WORDS and not _CJK.search(gold) and self._short(answer, gold):
             return Verdict(1.0)
         if _NEGATED.search(answer) and not _NEGATED.search(gold) and len(gold.split()) <= SHORT_WORDS:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rewards.base import Query, Score, TaskReward, Verdict, unparsable
 from rewards.extract.choice import as_options
@@ -22,6 +22,9 @@ from rewards.extract.sections import Answer, read_answer
 from rewards.format import STYLES, Style, format_score
 from rewards.pool import ScoringPool
 from rewards.terms import Term
+
+if TYPE_CHECKING:
+    from rewards.judge import Judge
 
 log = logging.getLogger(__name__)
 Mode = Literal["robust", "official"]
@@ -54,6 +57,7 @@ class RewardRouter:
         format_weight: weight of the format in the total.
         style: what a well-formed response looks like: thinking, direct, or auto (thinking optional).
         terms: extra terms of the total by name (see `rewards.terms`).
+        judge: judge of every judged type that has none of its own.
         workers: processes of the pool for slow and hostile types; it starts with the first such answer.
         memory_mb: address space of each of them in MiB.
         threads: answers that wait for a remote judge at the same time.
@@ -69,6 +73,7 @@ class RewardRouter:
         format_weight: float = 0.1,
         style: Style = "auto",
         terms: Mapping[str, Term] | None = None,
+        judge: Judge | None = None,
         workers: int = 2,
         memory_mb: int = 4096,
         threads: int = 16,
@@ -82,6 +87,9 @@ class RewardRouter:
         self.tasks = dict(default_routes() if routes is None else routes)
         self.accuracy_weight, self.format_weight, self.style = accuracy_weight, format_weight, style
         self.terms = dict(terms or {})
+        for task in self.tasks.values():
+            if getattr(task, "judge_model", judge) is None:
+                task.judge_model = judge  # type: ignore[attr-defined]
         self._workers, self._memory_mb, self._num_threads = workers, memory_mb, threads
         self._names = self._index()
         self._pool: ScoringPool | None = None

@@ -144,21 +144,13 @@ _NUMBERS = {  # name: (x86_64, aarch64); None where the architecture has no such
     "io_uring_setup": (425, 425), "kexec_load": (246, 104), "init_module": (175, 105), "finit_module": (313, 273),
     "reboot": (169, 142), "swapon": (167, 224), "open_by_handle_at": (304, 265), "setsid": (112, 157),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424), "setpriority": (141, 140), "prlimit64": (302, 261), "landlock_create_ruleset": (444, 444),
-    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424), "setpriority": (141, 140), "prlimit64": (302, 261),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
 }  # fmt: skip
 ARCHITECTURE, COLUMN = MACHINES.get(platform.machine(), (0, 0))
 SYSCALLS = {name: numbers[COLUMN] for name, numbers in _NUMBERS.items() if numbers[COLUMN] is not None}
 _OWN_ONLY = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
-_FREE = (
-    "clone",
-    "clone3",
-    "prlimit64",
-    "landlock_create_ruleset",
-    "landlock_add_rule",
-    "landlock_restrict_self",
-    *_OWN_ONLY,
-)
+_FREE = ("clone", "clone3", "prlimit64", *_OWN_ONLY)
 
 
 def seccomp():

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 _TRAILING_COMMA = re.compile(r",(\s*[\]}])")
+_MARK = re.compile(r"[{}\[\]\"'\\]")
 _MAX_DEPTH = 20
 _CLOSERS = {"{": "}", "[": "]"}
 
 
+@lru_cache(maxsize=256)
 def find_structure(text: str, kinds: tuple[type, ...] = (dict, list)) -> Any | None:
     """The last outermost `{...}` or `[...]` of `text` that can be read as one of `kinds`, or None.
+
+    The value is shared with later calls on the same text: read it, do not change it.
 
     Example: "```json\\n{'time': [1, 2],}\\n```" gives {'time': [1, 2]}.
     """
@@ -28,12 +33,14 @@ def _outermost(text: str) -> list[tuple[int, int]]:
     """Spans of balanced brackets that lie in no other, in order; one pass, quotes respected inside brackets."""
     spans: list[tuple[int, int]] = []
     stack: list[str] = []
-    start, quote, position = 0, "", 0
-    while position < len(text):
-        char = text[position]
+    start, quote, skip = 0, "", -1
+    for match in _MARK.finditer(text):
+        char, position = match.group(), match.start()
+        if position == skip:
+            continue
         if quote:
             if char == "\\":
-                position += 1
+                skip = position + 1
             elif char == quote:
                 quote = ""
         elif char in "{[":
@@ -51,7 +58,6 @@ def _outermost(text: str) -> list[tuple[int, int]]:
                     spans.append((start, position + 1))
             elif char in "}]":
                 stack.clear()
-        position += 1
     return spans
 
 
@@ -70,14 +76,14 @@ def _load(source: str) -> Any | None:
 
 def as_float(value: Any) -> float | None:
     """A finite number from a JSON number or numeric string ("10", "10.5s", "00:10"), else None."""
-    from rewards.extract.number import clock_seconds, parse_number
-
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
         number = float(value) if abs(value) < 1e300 else float("inf")
     elif isinstance(value, str):
-        seconds = clock_seconds(value)
+        from rewards.extract.number import clock_seconds, parse_number
+
+        seconds = float(value) if value.isdecimal() and len(value) < 16 else clock_seconds(value)
         if seconds is None:
             parsed = parse_number(value)
             if parsed is None:
