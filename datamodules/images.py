@@ -24,6 +24,8 @@ def load_image(path: str | Path, spec: ImageSpec) -> PreparedImage:
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
+    from datamodules.video.frames import share
+
     try:
         with Image.open(path) as opened:
             image = to_rgb(opened)
@@ -33,7 +35,7 @@ def load_image(path: str | Path, spec: ImageSpec) -> PreparedImage:
     image = image.resize((width, height))
     pixels = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
     return PreparedImage(
-        pixels=pixels,
+        pixels=share(pixels),
         grid=(1, height // spec.patch_size, width // spec.patch_size),
         digest=hashlib.sha256(pixels.tobytes() + str(pixels.shape).encode()).hexdigest()[:32],
     )

@@ -51,6 +51,10 @@ class PromptTemplates:
         """Problem types (as file names) that have their own template."""
         return tuple(sorted(self._texts))
 
+    def sources(self) -> dict[str, str | None]:
+        """All texts that decide what is rendered; for keys of remembered results."""
+        return {**self._texts, "system": self.system}
+
     def render(self, sample: Sample) -> str:
         """The user's text with `<image>` and `<video>` tags where the record has them.
 

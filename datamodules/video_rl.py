@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
@@ -162,6 +162,8 @@ class VideoRLDataModule(L.LightningDataModule):
         """Number of steps of the whole run; the loader ends there."""
         self.report: ValidationReport | None = None
         """What was wrong in the training files; after `setup`."""
+        self.dropped: list[tuple[str, int]] = []
+        """(uid, tokens) of training samples that are too long; after `setup`."""
         self.train_samples: list[Sample] = []
         self.val_samples: list[Sample] = []
         self._train_groups: list[list[Sample]] = []
@@ -183,9 +185,32 @@ class VideoRLDataModule(L.LightningDataModule):
         self.train_samples = [sample for group in self._train_groups for sample in group]
         val_groups, _ = load_samples(self.val_files, self.problem_types, self.strict)
         self.val_samples = [sample for group in _limited(val_groups, self.max_val_samples) for sample in group]
+        if self.filter_overlong and self.max_prompt_tokens is not None and self.train_samples:
+            self._drop_overlong()
         if self.train_files and not self.train_samples:
             raise ValueError(f"no usable sample in train_files {self.train_files}\n{self.report.text()}")
         self._ready = True
+
+    def _drop_overlong(self) -> None:
+        """Remove prompts above `max_prompt_tokens`; every rank removes the same ones."""
+        from datamodules.lengths import overlong, prompt_lengths
+
+        lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
+        found = [(length.uid, length.tokens) for length in overlong(lengths, self.max_prompt_tokens)]
+        self.dropped = agreed(found)
+        if not self.dropped:
+            return
+        logger.warning(
+            "%d of %d samples exceed max_prompt_tokens=%d and are dropped: %s%s",
+            len(self.dropped),
+            len(self.train_samples),
+            self.max_prompt_tokens,
+            ", ".join(f"{uid} ({tokens})" for uid, tokens in self.dropped[:10]),
+            " ..." if len(self.dropped) > 10 else "",
+        )
+        gone = {uid for uid, _ in self.dropped}
+        self._train_groups = [[s for s in group if s.uid not in gone] for group in self._train_groups]
+        self.train_samples = [sample for group in self._train_groups for sample in group]
 
     def set_rank(self, rank: int, world: int) -> None:
         """Fix this process's data-parallel rank, instead of taking it from the trainer."""
@@ -266,6 +291,17 @@ class VideoRLDataModule(L.LightningDataModule):
 
     def _loader(self, dataset: StepDataset, start: int, stop: int) -> StepLoader:
         return StepLoader(dataset, start, stop, self.num_workers, self.prefetch, self.worker_start_method)
+
+
+def agreed(value: Any) -> Any:
+    """Rank 0's value on every rank: nodes may see different files, but must train on the same list."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def _listed(files: Sequence[str] | str) -> list[str]:

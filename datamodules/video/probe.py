@@ -40,22 +40,33 @@ def probe(path: str | Path) -> VideoInfo:
     Raises:
         MediaError: the file is missing, not a video, or holds no frame.
     """
-    return scan(path).info
+    path = Path(path)
+    return _info(str(path), *_file_state(path))
 
 
 def scan(path: str | Path) -> VideoScan:
     """Like `probe`, with the frame times. Results are remembered per file state (size and mtime)."""
     path = Path(path)
+    return _scan(str(path), *_file_state(path))
+
+
+def _file_state(path: Path) -> tuple[int, int]:
     try:
         state = path.stat()
     except OSError as error:
         raise MediaError(path, f"cannot be read ({error.strerror})", permanent=False) from error
     if state.st_size == 0:
         raise MediaError(path, "is empty")
-    return _scan(str(path), state.st_size, state.st_mtime_ns)
+    return state.st_size, state.st_mtime_ns
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=262144)
+def _info(path: str, size: int, mtime: int) -> VideoInfo:
+    return _scan(path, size, mtime).info
+
+
+# Few only: the frame times of a long film take megabytes.
+@lru_cache(maxsize=16)
 def _scan(path: str, _size: int, _mtime: int) -> VideoScan:
     import av
     import numpy as np

@@ -1,0 +1,238 @@
+"""Prompt tokens, grids and patches against the Hugging Face processors of two families."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from data_media import numbered_frames, write_video
+from PIL import Image
+
+from datamodules.errors import MediaError
+from datamodules.lengths import histogram, overlong, prompt_length, prompt_lengths
+from datamodules.prepare import MediaProcessor, OverlongError, SamplePreparer, load_processor
+from datamodules.prompts import PromptTemplates, place_media
+from datamodules.types import MediaRef, Sample
+from datamodules.video.cache import VideoCache
+from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("media")
+    write_video(folder / "a.mp4", numbered_frames(40), fps=10)
+    write_video(folder / "b.mp4", numbered_frames(23, 120, 90), fps=7.5)
+    write_video(folder / "one.mp4", numbered_frames(1), fps=10)
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (100, 150, 3), dtype=np.uint8)).save(folder / "c.png")
+    Image.fromarray(rng.integers(0, 255, (70, 61, 4), dtype=np.uint8), "RGBA").save(folder / "d.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processors(tiny_model_dir):
+    """Processors of Qwen3-VL (times in the prompt, factor 32) and Qwen2.5-VL (one run of tokens, factor 28)."""
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+    third = load_processor(tiny_model_dir)
+    second = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(),
+        video_processor=Qwen2VLVideoProcessor(),
+        tokenizer=third.tokenizer,
+        chat_template=third.chat_template,
+    )
+    return {"qwen3_vl": third, "qwen2_5_vl": second}
+
+
+SAMPLES = {
+    "text": Sample("t", "Is 7 larger than 3?", "yes", "boolean", "text"),
+    "image": Sample("i", "What is <image> this?", "A", "multiple choice", "image", images=(MediaRef("c.png"),)),
+    "video": Sample("v", "When?", "[1, 2]", "temporal grounding", "video", videos=(MediaRef("a.mp4"),)),
+    "one_frame": Sample("o", "What?", "x", "open-ended", "video", videos=(MediaRef("one.mp4"),)),
+    "clip": Sample("k", "When?", "3", "numerical", "video", videos=(MediaRef("a.mp4", start=0.7, end=3.1),)),
+    "two_videos": Sample(
+        "vv",
+        "Compare <video> with <video> please.",
+        "x",
+        "open-ended",
+        "video",
+        videos=(MediaRef("a.mp4"), MediaRef("b.mp4", fps=1.0)),
+    ),
+    "image_video": Sample(
+        "m",
+        "First <video>, then <image> and <image>?",
+        "x",
+        "open-ended",
+        "mixed",
+        images=(MediaRef("c.png"), MediaRef("d.png")),
+        videos=(MediaRef("b.mp4"),),
+    ),
+}
+
+
+def make_preparer(processor, media, cache_dir=None, **options):
+    rules = MediaRules.from_processor(processor)
+    return SamplePreparer(
+        processor,
+        rules,
+        VideoSpec.for_rules(rules, min_pixels=4096, max_pixels=40_000),
+        ImageSpec.for_rules(rules, max_pixels=20_000),
+        VideoCache(cache_dir, media),
+        PromptTemplates(),
+        **options,
+    )
+
+
+def processor_output(processor, prepared):
+    kwargs = {}
+    if prepared.images:
+        kwargs["images"] = [torch.from_numpy(image.pixels) for image in prepared.images]
+    if prepared.videos:
+        kwargs["videos"] = [np.asarray(video.frames) for video in prepared.videos]
+        kwargs["video_metadata"] = [dict(video.metadata) for video in prepared.videos]
+    return processor(
+        text=[prepared.prompt_text],
+        do_resize=False,
+        do_sample_frames=False,
+        cap_pixels_per_frame=False,
+        return_tensors="pt",
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("kind", list(SAMPLES))
+def test_prompt_equals_the_processor(processors, media, family, kind):
+    processor = processors[family]
+    preparer = make_preparer(processor, media)
+    prepared = preparer.prepare(SAMPLES[kind])
+    expected = processor_output(processor, prepared)
+    assert prepared.expanded_ids == tuple(expected["input_ids"][0].tolist())
+    assert prompt_length(SAMPLES[kind], preparer) == prepared.num_prompt_tokens
+    pads = {preparer.rules.image_token_id, preparer.rules.video_token_id}
+    assert sum(token in pads for token in prepared.prompt_ids) == len(prepared.images) + len(prepared.videos)
+    patches = MediaProcessor(processor).patchify([prepared])
+    parts = [expected[key] for key in ("pixel_values", "pixel_values_videos") if key in expected]
+    if not parts:
+        assert patches.pixel_values is None
+        return
+    torch.testing.assert_close(patches.pixel_values, torch.cat(parts), rtol=0, atol=0)
+    for key in ("image_grid_thw", "video_grid_thw"):
+        ours = getattr(patches, key)
+        assert (ours is None) == (key not in expected)
+        assert ours is None or torch.equal(ours, expected[key])
+    if family == "qwen2_5_vl" and prepared.videos:
+        assert patches.second_per_grid_ts == pytest.approx([float(x) for x in expected["second_per_grid_ts"]])
+
+
+def test_patches_of_several_samples_are_images_then_videos(processors, media):
+    processor = processors["qwen3_vl"]
+    preparer, patcher = make_preparer(processor, media), MediaProcessor(processor)
+    samples = [preparer.prepare(SAMPLES[kind]) for kind in ("image_video", "text", "video", "image")]
+    together = patcher.patchify(samples)
+    single = [patcher.patchify([sample]) for sample in samples if sample.images or sample.videos]
+    images = [p.pixel_values[: p.num_image_patches] for p in single]
+    videos = [p.pixel_values[p.num_image_patches :] for p in single]
+    torch.testing.assert_close(together.pixel_values, torch.cat(images + videos), rtol=0, atol=0)
+    assert together.image_grid_thw.tolist() == [
+        g for p in single if p.num_image_patches for g in p.image_grid_thw.tolist()
+    ]
+
+
+def test_golden_prompt_with_times(processors, media):
+    prepared = make_preparer(processors["qwen3_vl"], media).prepare(SAMPLES["video"])
+    tokenizer = processors["qwen3_vl"].tokenizer
+    text = tokenizer.decode(prepared.expanded_ids)
+    # 40 frames at 10 fps: indices 0 6 11 17 22 28 33 39; middles 0.3 1.4 2.5 3.6 s; 64x96 -> 2*3 tokens
+    run = "<|vision_start|>" + "<|video_pad|>" * 6 + "<|vision_end|>"
+    times = "".join(f"<{t} seconds>{run}" for t in ("0.3", "1.4", "2.5", "3.6"))
+    assert text.startswith(f"<|im_start|>user\n<|vision_start|>{times}<|vision_end|>When?")
+
+
+def test_reserved_tokens_in_user_text_are_refused(processors, media):
+    preparer = make_preparer(processors["qwen3_vl"], media)
+    with pytest.raises(ValueError, match=r"reserved token <\|video_pad\|>"):
+        preparer.prepare(replace(SAMPLES["text"], problem="What is <|video_pad|>?"))
+
+
+def test_overlong_prompts_raise_and_are_never_cut(processors, media):
+    preparer = make_preparer(processors["qwen3_vl"], media, max_prompt_tokens=50)
+    with pytest.raises(OverlongError, match=r"sample v: the prompt has 1.. tokens, max_prompt_tokens is 50"):
+        preparer.prepare(SAMPLES["video"])
+
+
+def test_media_tags_and_media_must_agree():
+    assert place_media("a <video> b <image>", 1, 1) == [
+        {"type": "text", "text": "a"},
+        {"type": "video"},
+        {"type": "text", "text": "b"},
+        {"type": "image"},
+    ]
+    assert [part["type"] for part in place_media("only text", 1, 2)] == ["image", "video", "video", "text"]
+    with pytest.raises(ValueError, match="holds 2 <video> tags, the sample 1 videos"):
+        place_media("<video> <video>", 0, 1)
+
+
+def test_own_templates(tmp_path):
+    (tmp_path / "mine.jinja").write_text("Q: {{ problem }} [{{ extra.level }}]")
+    sample = replace(SAMPLES["text"], extra={"level": 3})
+    assert PromptTemplates(tmp_path / "mine.jinja").render(sample) == "Q: Is 7 larger than 3? [3]"
+    overridden = PromptTemplates("default", {"boolean": str(tmp_path / "mine.jinja")})
+    assert overridden.render(sample).startswith("Q: ")
+    assert not overridden.render(replace(sample, problem_type="numerical")).startswith("Q: ")
+    with pytest.raises(ValueError, match=r"'level' is undefined|no attribute 'level'"):
+        overridden.render(SAMPLES["text"])
+    with pytest.raises(ValueError, match="neither a built-in set"):
+        PromptTemplates("no_such_set")
+
+
+def test_every_known_problem_type_renders():
+    from datamodules.annotations import PROBLEM_TYPES
+
+    for name in ("default", "tiny"):
+        templates = PromptTemplates(name)
+        for problem_type in PROBLEM_TYPES:
+            sample = replace(SAMPLES["text"], problem_type=problem_type, options=("A. yes", "B. no"))
+            text = templates.render(sample)
+            assert "<answer>" in text
+            assert "A. yes" in text
+
+
+def test_lengths_are_remembered_and_follow_changes(processors, media, tmp_path):
+    preparer = make_preparer(processors["qwen3_vl"], media, tmp_path)
+    samples = [replace(sample, uid=f"{sample.uid}{i}") for i in range(20) for sample in SAMPLES.values()]
+    samples.append(replace(SAMPLES["video"], uid="gone", videos=(MediaRef("absent.mp4"),)))
+    first = prompt_lengths(samples, preparer, tmp_path)
+    assert [x.tokens for x in first[:-1]] == [preparer.prepare(s).num_prompt_tokens for s in samples[:-1]]
+    assert first[-1].tokens is None
+    assert "No such file" in first[-1].reason
+    began = time.perf_counter()
+    assert prompt_lengths(samples, preparer, tmp_path) == first
+    assert time.perf_counter() - began < 1
+    assert len(list((tmp_path / "lengths").iterdir())) == 1
+    prompt_lengths([replace(samples[0], problem="other"), *samples[1:]], preparer, tmp_path)
+    assert len(list((tmp_path / "lengths").iterdir())) == 2
+    for file in (tmp_path / "lengths").iterdir():
+        file.write_text("{")
+    assert prompt_lengths(samples, preparer, tmp_path) == first
+    longest = max(x.tokens for x in first[:-1])
+    assert {x.uid[:-1].rstrip("1") for x in overlong(first, longest - 1)} == {"vv"}
+    assert "1 unreadable" in histogram(first, 100)
+
+
+def test_bad_image_is_bad_media(processors, media, tmp_path):
+    (media / "bad.png").write_bytes((media / "c.png").read_bytes()[:300])
+    preparer = make_preparer(processors["qwen3_vl"], media)
+    with pytest.raises(MediaError, match="cannot be used as an image"):
+        preparer.prepare(replace(SAMPLES["image"], images=(MediaRef("bad.png"),)))
+
+
+def test_media_survive_json(processors):
+    rules = MediaRules.from_processor(processors["qwen3_vl"])
+    assert (rules.factor, rules.timestamp_style) == (32, "seconds")
+    assert (MediaRules.from_processor(processors["qwen2_5_vl"]).factor) == 28
+    assert json.loads(json.dumps(VideoSpec.for_rules(rules).fingerprint()))["patch_size"] == 16
