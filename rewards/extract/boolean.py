@@ -51,7 +51,8 @@ def find_boolean(text: str) -> tuple[bool | None, str]:
     if cues:
         return cues[-1].group("t") is not None, ""
     spoken = list(_SPOKEN.finditer(clean))
-    corrected = [m for m in spoken if _CORRECTION.search(clean[: m.start()])]
+    correction = _CORRECTION.search(clean)
+    corrected = [m for m in spoken if correction and m.start() >= correction.end()]
     if corrected:
         return corrected[-1].group("t") is not None, ""
     lead = _LEAD.match(clean)

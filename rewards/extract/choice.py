@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rewards.extract.choice_patterns import choice_patterns
+from rewards.extract.number import find_number, parse_number
 from rewards.extract.sections import boxed, plain
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -77,51 +79,6 @@ def fold(text: str) -> str:
     return text.strip(" \t.,;:!?\"'()[]{}*`_。，；：！？“”‘’")
 
 
-@lru_cache(maxsize=512)
-def _patterns(labels: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
-    """Compiled once per set of labels. Upper case is asked for where a lower-case letter could be a word."""
-    upper = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
-    both = "|".join(
-        re.escape(x) for label in sorted(labels, key=len, reverse=True) for x in dict.fromkeys((label, label.lower()))
-    )
-    noun = r"(?:answer|option|choice|letter|response|sentence|caption|statement|答案|选项|選項)"
-    mark = rf"(?:[(\[{{<\"'“]\s*(?P<p>{both})\s*[)\]}}>\"'”]|(?P<l>{both})(?![\w'’])(?!\s*=\s*\w))"
-    verb = r"(?:choose|chose|select|selected|pick|picked|go\s+with|going\s+with|say|vote\s+for|prefer|opt\s+for|guess)"
-    cue = rf"""
-        (?:\b(?:final|correct|best|right|only|my|the)\s+)*{noun}(?:\s+(?:here|choice|option|letter))?\b\s*
-          (?:\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|\bis\b|是|为|為|应该?|選|选|:|=|-(?=\s))+\s*
-          (?:\b(?:clearly|therefore|thus|probably|likely|definitely|:|option|choice|letter|选项|sentence|number)\b\s*:?\s*)*
-      | \b(?:i(?:'d|'ll|\s+would|\s+will)?\s+)?{verb}\s+(?:(?:the\s+)?(?:option|answer|choice|letter)\s+)?
-      | (?:选择|选|選擇|選|答)\s*[:是]?\s*
-      | (?:\b(?:so|therefore|thus|hence|finally|conclusion|final|overall|ans)\b[,:]?|∴)\s*
-          (?:(?:it'?s|it\s+is|option|choice|answer)\s+)?:?\s*
-    """
-    after = (
-        r"(?:\s*(?:is|are|looks?|seems?)\s+(?:definitely\s+|clearly\s+|the\s+)*(?:correct|right|true|best|answer)\b"
-        r"|\s*(?:正确|正確|是对的|是正确))"
-    )
-    wrong = (
-        r"(?:\s*(?:is|are|was|looks?|seems?|can\s+be|must\s+be)\s+(?:also\s+|clearly\s+|definitely\s+)*"
-        r"(?:not\b|n't|wrong|incorrect|false|excluded|eliminated|ruled\s+out|out\b|impossible|a\s+distractor|unlikely|closed)"
-        r"|\s*(?:isn't|cannot|can't|does\s+not|doesn't)|\s*(?:错|錯|不对|不正确))"
-    )
-    return {
-        "bare": re.compile(rf"\W*(?:(?:option|choice|answer|sentence|caption)\s+)?(?P<l>{both})\W*", re.I),
-        "cue": re.compile(rf"(?:{cue}){mark}", re.I | re.X),
-        "after": re.compile(rf"(?<![\w'’])(?P<l>{upper})(?![\w'’])\)?{after}", re.I),
-        "wrong": re.compile(rf"(?<![\w'’])[(\[]?(?P<l>{upper})[)\]]?(?![\w'’]){wrong}", re.I),
-        "lead": re.compile(
-            rf"[(\[{{]?\s*(?P<l>{upper})(?P<d>\s*[)\]}}.:,;、：]|\s*[-–—]\s|\s*\n|\s+|$)(?P<rest>.*)", re.S
-        ),
-        "line": re.compile(rf"^\s*[-•]?\s*[(\[]?(?P<l>{upper})[)\].:、]\s*(?P<t>\S.*)$", re.M),
-        "paren": re.compile(rf"[(\[](?P<l>{upper})[)\]]"),
-        "alone": re.compile(rf"(?<![\w'’.\-])(?P<l>{upper})(?![\w'’\-])"),
-        "join": re.compile(
-            rf"\s*[)\].]?\s*(?:,?\s*(?:and/or|or|and|and\s+also|nor|&|或|和|/)|,|/|、)\s*(?:option\s+|also\s+)?[(\[]?(?:{upper})(?![\w'’])"
-        ),
-    }
-
-
 def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     """Label of the option that `text` chooses, and why it chooses none.
 
@@ -132,7 +89,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     clean = plain(text).strip()
     if not clean:
         return None, "empty answer"
-    patterns = _patterns(options.labels)
+    patterns = choice_patterns(options.labels)
     bare = patterns["bare"].fullmatch(clean)
     if bare:
         return bare.group("l").upper(), ""
@@ -151,7 +108,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     label, reason = _standing_alone(clean, options, patterns)
     if label or reason:
         return label, reason
-    label = _by_text(clean, options, exact=False)
+    label = _by_text(clean, options, exact=False) or _by_value(clean, options)
     return (label, "") if label else (None, "no option recognised")
 
 
@@ -173,7 +130,7 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
     for match in patterns["after"].finditer(clean):
         if match.group("l").isupper() or match.group("l").isdigit():
             statements.append((match.start("l"), match.end("l"), match.group("l").upper()))
-    rejected = {m.start("l") for m in patterns["wrong"].finditer(clean) if m.group("l").isupper()}
+    rejected = _rejected(clean, patterns)
     statements = sorted(s for s in statements if s[0] not in rejected)
     if not statements:
         texts = _stated_text(clean, options)
@@ -182,6 +139,12 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
     if patterns["join"].match(clean, end):
         return None, "names several options in one statement"
     return label, ""
+
+
+def _rejected(clean: str, patterns: dict[str, re.Pattern[str]]) -> set[int]:
+    """Positions of labels that are named in order to be dismissed: "A is wrong", "not A", "rather than A"."""
+    found = [*patterns["wrong"].finditer(clean), *patterns["against"].finditer(clean)]
+    return {m.start("l") for m in found if m.group("l").isupper() or m.group("l").isdigit()}
 
 
 _TEXT_CUE = re.compile(r"\b(?:answer|option|choice)\s*(?:is|would be|should be|:)+\s*", re.I)
@@ -203,7 +166,10 @@ def _ends_clause(text: str, end: int) -> bool:
 def _letter_not_word(text: str, end: int, letter: str, options: OptionSet) -> bool:
     """Whether a capital A or I is an option's label rather than the article or pronoun that begins a phrase."""
     following = text[end : end + 200]
-    if re.match(r"\s*(?:$|[.,;:!?)\]\n(\-–—])|\s+(?:because|since|as|is|was|and|or|for|due|which|with)\b", following):
+    if re.match(
+        r"\s*(?:$|[.,;:!?)\]\n(/\-–—\u3400-\u9fff])|\s+(?:because|since|as|is|was|and|or|for|due|which|with)\b",
+        following,
+    ):
         return letter == "A" or not re.match(r"\s+(?:was|and)\b", following)
     position = options.labels.index(letter) if letter in options.labels else -1
     return position >= 0 and bool(options.texts[position]) and fold(following).startswith(fold(options.texts[position]))
@@ -221,7 +187,7 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
             return None, ""
         if label.isdigit():
             return None, ""
-    if match.start("l") in {m.start("l") for m in patterns["wrong"].finditer(clean)}:
+    if match.start("l") in _rejected(clean, patterns):
         return None, ""
     if patterns["join"].match(clean, match.end("l")):
         return None, "names several options"
@@ -231,7 +197,7 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
 
 def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]]) -> tuple[str | None, str]:
     """The only label in brackets, else the only label that stands alone, rejected ones not counted."""
-    rejected = {m.start("l") for m in patterns["wrong"].finditer(clean)}
+    rejected = _rejected(clean, patterns)
     for name in ("paren", "alone"):
         found = [m for m in patterns[name].finditer(clean) if m.start("l") not in rejected]
         if name == "alone":
@@ -251,13 +217,15 @@ def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Patte
     return None, ""
 
 
+_ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _NEGATION = re.compile(r"\b(?:not|isn't|no|never|neither|nor|without|wasn't|aren't)\s+(?:\w+\s+){0,2}$", re.I)
 
 
 def _by_text(text: str, options: OptionSet, *, exact: bool) -> str | None:
     """Label of the only option whose text is `text` (exact) or occurs in it as whole words, longest match first."""
-    folded = fold(text)
-    known = [(label, fold(t)) for label, t in zip(options.labels, options.texts, strict=True) if fold(t)]
+    folded = _ARTICLE.sub("", fold(text))
+    texts = (_ARTICLE.sub("", fold(text)) for text in options.texts)
+    known = [(label, t) for label, t in zip(options.labels, texts, strict=True) if t]
     if exact:
         same = [label for label, t in known if t == folded]
         return same[0] if len(same) == 1 else None
@@ -272,6 +240,20 @@ def _by_text(text: str, options: OptionSet, *, exact: bool) -> str | None:
                 hits.append(label)
     unique = set(hits)
     return unique.pop() if len(unique) == 1 else None
+
+
+def _by_value(text: str, options: OptionSet) -> str | None:
+    """Label of the only option that equals the answer's number, where every option is a number."""
+    values = [parse_number(option) if option else None for option in options.texts]
+    if any(value is None for value in values):
+        return None
+    said = find_number(text)[0]
+    same = [
+        label
+        for label, value in zip(options.labels, values, strict=True)
+        if said is not None and value is not None and value.value == said.value
+    ]
+    return same[0] if len(same) == 1 else None
 
 
 def as_options(options: Sequence[str] | None) -> tuple[str, ...]:

@@ -24,10 +24,10 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _TOKEN = re.compile(
     rf"""
     (?P<frac>(?P<fs>-\s?)?\\[dt]?frac\s*\{{\s*(?P<fn>-?[\d.,]+)\s*\}}\s*\{{\s*(?P<fd>-?[\d.,]+)\s*\}})
-  | (?P<sci>(?<![\w.])[-+]?(?:{_DIGITS})\s*(?:\\times|×|x|\*)\s*10\s*\^?\s*\{{?\s*(?P<se>[-+]?\d+)\}}?)
-  | (?P<ratio>(?<![\w./])[-+]?(?:(?P<whole>\d+)\s+)?\d+\s*/\s*\d+(?![\w/.]))
-  | (?P<num>(?<![\w.,])[-+]?(?:{_DIGITS})(?:e[-+]?\d+(?![\w]))?(?P<pct>\s?(?:%|\\%|percent\b|per\scent\b))?)
-  | (?P<word>(?<![\w-])(?:(?:minus|negative)\s+)?(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*(?![\w-]))
+  | (?P<sci>(?<![A-Za-z0-9_.])[-+]?(?:{_DIGITS})\s*(?:\\times|×|x|\*)\s*10\s*\^?\s*\{{?\s*(?P<se>[-+]?\d+)\}}?)
+  | (?P<ratio>(?<![A-Za-z0-9_./])[-+]?(?:(?P<whole>\d+)\s+)?\d+\s*/\s*\d+(?![A-Za-z0-9_/.]))
+  | (?P<num>(?<![A-Za-z0-9_.,])[-+]?(?:{_DIGITS})(?:e[-+]?\d+(?![\w]))?(?P<pct>\s?(?:%|\\%|percent\b|per\scent\b))?)
+  | (?P<word>(?<![\w-])(?<!\bno\s)(?:(?:minus|negative)\s+)?(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*(?![\w-]))
   | (?P<cjk>[零一二三四五六七八九十百千万两兩〇]+)
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -149,7 +149,7 @@ def parse_number(text: str) -> Number | None:
 
 _CUE = re.compile(
     r"(?:\b(?:final|answer|result|total|sum|value|count|estimate|number)\b[^.\n\d]{0,40}?"
-    r"(?:\bis\b|\bare\b|\bequals?\b|:|=|\bof\b)|\bequals?\b|=|\\approx|≈|\btherefore\b|\bthus\b|答案[是为為]?:?)"
+    r"(?:\bis\b|\bare\b|\bequals?\b|:|=|\bof\b)|\bequals?\b|=|\\approx|≈|\btherefore\b|\bthus\b|答案[是为為]?:?|\b(?:wait|actually|correction)\b[,:]?)"
     r"\s*(?:(?:about|approximately|around|roughly|nearly|a total of|exactly|~|only)\s*)*[\[({$£€¥]*\s*",
     re.IGNORECASE,
 )
@@ -174,10 +174,13 @@ def find_number(text: str, *, allow_range: bool = False) -> tuple[Number | None,
     if not numbers:
         return None, "no number in the answer"
     index = _pick(clean, numbers)
+    if index and re.search(r"\bbetween\s*$", clean[: numbers[index - 1].start], re.IGNORECASE):
+        index -= 1  # "between 5 and 6" is a range, whichever end was picked
     rest = numbers[index + 1 :]
     if not allow_range and rest and rest[0].value != numbers[index].value:
         between = clean[numbers[index].end : rest[0].start]
-        if len(between) < 24 and _ALTERNATIVE.search(_strip_unit(between)):
+        range_word = " and" in between and re.search(r"\bbetween\s*$", clean[: numbers[index].start], re.IGNORECASE)
+        if range_word or (len(between) < 24 and _ALTERNATIVE.search(_strip_unit(between))):
             return None, f"alternatives instead of one number: {clean[numbers[index].start : rest[0].end]!r}"
     return numbers[index], ""
 

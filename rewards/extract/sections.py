@@ -70,7 +70,7 @@ def _clean(text: str) -> str:
     return _SPECIAL.sub(" ", text[-MAX_ANSWER_CHARS:]).strip()
 
 
-_MARKUP = re.compile(r"\*+|`+|(?<!\w)_+|_+(?!\w)|^\s{0,3}#+\s+|^\s{0,3}>\s?", re.MULTILINE)
+_MARKUP = re.compile(r"(?<!\d)\*+|\*+(?!\s?\d)|`+|(?<!\w)_+|_+(?!\w)|^\s{0,3}#+\s+|^\s{0,3}>\s?", re.MULTILINE)
 _LATEX_WRAP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|operatorname|mathit|textit|mbox)\s*\{([^{}]{0,200})\}")
 
 
@@ -84,17 +84,18 @@ def plain(text: str) -> str:
     return text
 
 
-_BOXED = re.compile(r"\\?boxed\s*\{")
+_BRACES = re.compile(r"\\?boxed\s*\{|[{}]")
 
 
 def boxed(text: str) -> list[tuple[int, str]]:
-    """Position and content of every `\\boxed{...}`, braces balanced, in order."""
-    found = []
-    for match in _BOXED.finditer(text):
-        depth, end = 1, match.end()
-        while end < len(text) and depth and end - match.end() < 2_000:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-        if not depth:
-            found.append((match.start(), text[match.end() : end - 1]))
+    """Position and content of every `\\boxed{...}`, braces balanced, inner ones before outer ones; one pass."""
+    found: list[tuple[int, str]] = []
+    stack: list[tuple[int, int] | None] = []
+    for match in _BRACES.finditer(text):
+        if match.group() == "}":
+            opened = stack.pop() if stack else None
+            if opened is not None and match.start() - opened[1] < 2_000:
+                found.append((opened[0], text[opened[1] : match.start()]))
+        else:
+            stack.append((match.start(), match.end()) if len(match.group()) > 1 else None)
     return found

@@ -13,17 +13,12 @@ Interval = tuple[float, float]
 Box = tuple[float, float, float, float]
 
 _TIME = r"(?:\d{1,2}:)?\d{1,3}:\d{2}(?:\.\d+)?|-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-_UNIT = r"\s*(?:seconds?|secs?|s|秒)?\b\.?"
+_UNIT = r"(?:\s*(?:seconds?|secs?|s|秒)(?![a-z]))?"
 _PAIR = re.compile(
-    rf"(?<![\w.:])(?P<a>{_TIME})(?:\s*(?:seconds?|secs?|s|秒)(?![a-z]))?"
+    rf"(?<![A-Za-z0-9_.:])(?P<a>{_TIME}){_UNIT}"
     rf"\s*(?:-|to|until|till|and|through|~|→|->|\.\.+|,|;|至|到|and\s+ends?\s+at)\s*"
-    rf"(?:(?:the\s+)?end(?:s|ing)?(?:\s+time)?\s*(?:is|at|:|=)?\s*)?"
-    rf"(?P<b>{_TIME})(?![\w:])(?:\s*(?:seconds?|secs?|s|秒)(?![a-z]))?",
-    re.IGNORECASE,
-)
-_PAIR_UNIT = re.compile(
-    rf"(?<![\w.:])(?P<a>{_TIME})\s*(?:seconds?|secs?|s|秒)\s*(?:-|to|until|till|and|through|~|→|->|,|;|至|到)\s*"
-    rf"(?P<b>{_TIME})\s*(?:seconds?|secs?|s|秒)?(?![\w:])",
+    rf"(?:(?:the\s+)?end(?:s|ing)?(?:\s+time)?\s*(?:is|at|:|=)?\s*|(?:second|sec|time)\s+)?"
+    rf"(?P<b>{_TIME}){_UNIT}(?![A-Za-z0-9_:]|\.\d)",
     re.IGNORECASE,
 )
 _START = re.compile(rf"\b(?:start|begin)(?:s|ning|ing)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
@@ -60,7 +55,7 @@ def find_interval(text: str) -> tuple[Interval | None, str]:
 
 def _pairs(sentence: str) -> list[re.Match[str]]:
     """Explicit "a to b" pairs; a comma joins two times only where nothing more explicit does."""
-    matches = list(_PAIR.finditer(sentence)) or list(_PAIR_UNIT.finditer(sentence))
+    matches = list(_PAIR.finditer(sentence))
     explicit = [m for m in matches if "," not in m.group(0) and ";" not in m.group(0)]
     return explicit or matches
 
