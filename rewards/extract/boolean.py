@@ -60,4 +60,7 @@ def find_boolean(text: str) -> tuple[bool | None, str]:
         return lead.group("t") is not None, ""
     if spoken and not _UNSURE.search(clean[spoken[-1].end() :]):
         return spoken[-1].group("t") is not None, ""
+    last = _BARE.fullmatch(re.split(r"\n|(?<=[.!?。])\s+", clean)[-1])
+    if last:
+        return last.group("t") is not None, ""
     return None, "neither yes nor no"

@@ -79,6 +79,9 @@ def fold(text: str) -> str:
     return text.strip(" \t.,;:!?\"'()[]{}*`_。，；：！？“”‘’")
 
 
+_SENTENCE = re.compile(r"\n|(?<=[.!?。])\s+")
+
+
 def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     """Label of the option that `text` chooses, and why it chooses none.
 
@@ -102,6 +105,13 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     listed = {m.group("l") for m in patterns["line"].finditer(clean)}
     if len(listed) > 1:
         return None, "lists several options without choosing one"
+    sentences = [part for part in _SENTENCE.split(clean) if part.strip()]
+    finals = [patterns["bare"].fullmatch(part) for part in sentences]
+    named = {match.group("l").upper() for match in finals if match}
+    if finals and finals[-1] and len(named) == 1:
+        return named.pop(), ""
+    if len(named) > 1 and all(finals):
+        return None, f"lists {', '.join(sorted(named))}"
     label, reason = _leading(clean, options, patterns)
     if label or reason:
         return label, reason
@@ -180,7 +190,7 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
     match = patterns["lead"].match(clean)
     if not match:
         return None, ""
-    label, delimiter, rest = match.group("l"), match.group("d"), match.group("rest")
+    label, delimiter = match.group("l"), match.group("d")
     opened = clean[0] in "([{"
     if delimiter.strip() == "" and "\n" not in delimiter and not opened:
         if label in ("A", "I") and not _letter_not_word(clean, match.end("l"), label, options):
@@ -191,8 +201,7 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
         return None, ""
     if patterns["join"].match(clean, match.end("l")):
         return None, "names several options"
-    final = patterns["bare"].fullmatch(rest.splitlines()[-1]) if rest.strip() and "\n" in rest else None
-    return (final.group("l").upper(), "") if final else (label, "")
+    return label, ""
 
 
 def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]]) -> tuple[str | None, str]:
@@ -211,9 +220,7 @@ def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Patte
         if len(labels) == 1:
             return labels[0], ""
         if labels:
-            last = re.split(r"\n|(?<=[.!?。])\s+", clean)[-1]
-            final = patterns["bare"].fullmatch(last)
-            return (final.group("l").upper(), "") if final else (None, f"mentions {', '.join(labels)}")
+            return None, f"mentions {', '.join(labels)}"
     return None, ""
 
 

@@ -154,6 +154,7 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(r"\s*(?:or|/|and/or|to|-|~|through|或|至|到)\s*-?$", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?。])\s+|\n+")
 _LEAD = re.compile(
     r"\W*(?:(?:it(?:'s| is)|there (?:are|is)|about|approximately|around|roughly|nearly|exactly|only|~|≈)\s*)*\W*$",
     re.IGNORECASE,
@@ -174,15 +175,21 @@ def find_number(text: str, *, allow_range: bool = False) -> tuple[Number | None,
     if not numbers:
         return None, "no number in the answer"
     index = _pick(clean, numbers)
-    if index and re.search(r"\bbetween\s*$", clean[: numbers[index - 1].start], re.IGNORECASE):
-        index -= 1  # "between 5 and 6" is a range, whichever end was picked
+    while index and _alternatives(clean, numbers[index - 1], numbers[index]):
+        index -= 1  # "5 to 6" is one statement, whichever end was picked
     rest = numbers[index + 1 :]
-    if not allow_range and rest and rest[0].value != numbers[index].value:
-        between = clean[numbers[index].end : rest[0].start]
-        range_word = " and" in between and re.search(r"\bbetween\s*$", clean[: numbers[index].start], re.IGNORECASE)
-        if range_word or (len(between) < 24 and _ALTERNATIVE.search(_strip_unit(between))):
-            return None, f"alternatives instead of one number: {clean[numbers[index].start : rest[0].end]!r}"
+    differs = bool(rest) and rest[0].value != numbers[index].value
+    if not allow_range and differs and _alternatives(clean, numbers[index], rest[0]):
+        return None, f"alternatives instead of one number: {clean[numbers[index].start : rest[0].end]!r}"
     return numbers[index], ""
+
+
+def _alternatives(clean: str, first: Number, second: Number) -> bool:
+    """Whether two neighbouring numbers are joined to a range or a choice: "12 or 13", "5-6", "between 5 and 6"."""
+    between = clean[first.end : second.start]
+    if " and" in between and re.search(r"\bbetween\s*$", clean[max(0, first.start - 20) : first.start], re.IGNORECASE):
+        return True
+    return len(between) < 24 and _ALTERNATIVE.search(_strip_unit(between)) is not None
 
 
 def _strip_unit(between: str) -> str:
@@ -195,7 +202,9 @@ def _pick(clean: str, numbers: list[Number]) -> int:
     cued = [starts[match.end()] for match in _CUE.finditer(clean) if match.end() in starts]
     if cued:
         return cued[-1]
-    if len(numbers) == 1 or _LEAD.fullmatch(clean[: numbers[0].start]):
-        return 0
+    breaks = [match.end() for match in _SENTENCE.finditer(clean) if match.end() <= numbers[-1].start]
+    first = next(i for i, number in enumerate(numbers) if number.start >= (breaks[-1] if breaks else 0))
+    if first == len(numbers) - 1 or _LEAD.fullmatch(clean[breaks[-1] if breaks else 0 : numbers[first].start]):
+        return first
     times = [i for i, number in enumerate(numbers) if re.match(r"\s*(?:times?\b|次)", clean[number.end :])]
     return times[-1] if times else len(numbers) - 1

@@ -19,7 +19,7 @@ _SPECIAL = re.compile(r"<\|[A-Za-z0-9_]{1,40}\|>")
 class Answer:
     """The parts of one response.
 
-    Example: `"<think>A or C?</think><answer>C</answer>"` gives `text="C", tagged=True, think="closed"`.
+    Example: `"<think>two red ones</think><answer>2</answer>"` gives `text="2", tagged=True, think="closed"`.
     """
 
     text: str
