@@ -77,17 +77,17 @@ def collect(batch: StepBatch) -> Collected:
 def _table(chosen: Sequence[Scored]) -> RewardTable:
     scores = [score for _, group_scores, _ in chosen for score in group_scores]
     names = sorted({"accuracy", "format"} | {name for score in scores for name in score.parts})
-    parts = {name: torch.tensor([_part(score, name) for score in scores], dtype=torch.float32) for name in names}
+    parts = {name: torch.tensor([_part(score, name) for score in scores], dtype=torch.float64) for name in names}
     greedy = [score.total for _, _, score in chosen if score is not None]
     lengths = [len(response.token_ids) for group, _, _ in chosen for response in group.responses]
     owners = [i for i, (group, _, _) in enumerate(chosen) for _ in group.responses]
     return RewardTable(
-        total=torch.tensor([score.total for score in scores], dtype=torch.float32),
+        total=torch.tensor([score.total for score in scores], dtype=torch.float64),
         group=torch.tensor(owners, dtype=torch.int64),
         parts=parts,
         correct=parts["accuracy"],
         lengths=torch.tensor(lengths, dtype=torch.int64),
-        greedy_total=torch.tensor(greedy, dtype=torch.float32) if greedy and len(greedy) == len(chosen) else None,
+        greedy_total=torch.tensor(greedy, dtype=torch.float64) if greedy and len(greedy) == len(chosen) else None,
         tasks=tuple(group.prompt.sample.problem_type for group, _, _ in chosen),
     )
 

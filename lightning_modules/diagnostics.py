@@ -34,6 +34,7 @@ def log_rewards(bag: MetricBag, data: Collected, advantages: torch.Tensor, batch
     bag.add("groups/lost", len(batch.lost))
     bag.add("groups/masked", sum(data.masked.values()))
     bag.add("groups/trained", rewards.num_groups)
+    bag.add("groups/responses", len(rewards.total))
     _log_responses(bag, data)
 
 
@@ -64,7 +65,7 @@ def log_tokens(bag: MetricBag, tokens: TokenBatch, result: TokenLoss, first: boo
     bag.min("policy/ratio_min", float(ratio.min()))
     # k3 estimator of KL(old || new), http://joschu.net/blog/kl-approx.html
     bag.tokens("policy/kl_old", ratio - 1 - difference)
-    if first:
+    if first and tokens.off_policy is None:
         bag.max("policy/first_ratio_error", float((ratio - 1).abs().max()))
     if tokens.entropy is not None:
         bag.tokens("policy/entropy", tokens.entropy)
@@ -82,6 +83,10 @@ def log_mismatch(bag: MetricBag, tokens: TokenBatch, micro_batch: MicroBatch, da
     kinds = [data.groups[group].prompt.sample.data_type for group, _ in micro_batch.response_keys]
     for kind in ("", *sorted(set(kinds))):
         member = torch.tensor([kind in ("", k) for k in kinds], device=trainer.device)[tokens.response]
+        if tokens.off_policy is not None:
+            member &= ~tokens.off_policy  # the engine never sampled these
+        if not bool(member.any()):
+            continue
         suffix = f"_{kind}" if kind else ""
         x, y = engine[member], trainer[member]
         bag.tokens(f"mismatch/kl{suffix}", (y - x).exp() - 1 - (y - x))

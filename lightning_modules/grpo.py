@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import torch
 
+from lightning_modules.dynamic_sampling import BufferState, GroupBuffer
 from lightning_modules.layouts.base import Context
 from lightning_modules.layouts.patchify import Patchifier
 from lightning_modules.optim import OptimizerSettings, build_optimizer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_modules.algorithms.base import Algorithm
     from lightning_modules.families.base import ModelFamily
     from lightning_modules.layouts.base import Layout
+    from lightning_modules.mismatch import MismatchGate
     from lightning_modules.policy import PolicyModel
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class GRPOLightningModule(L.LightningModule):
         frozen_parts: parts that are not trained: vision_tower, merger, language_model.
         logprob_chunk: response tokens per chunk of the output projection.
         dump_dir: where batches with a non-finite loss are written; None = not written.
+        mismatch_gate: bounds on engine-trainer disagreement; None = logged only.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class GRPOLightningModule(L.LightningModule):
         frozen_parts: tuple[str, ...] | list[str] = (),
         logprob_chunk: int = 1024,
         dump_dir: str | None = None,
+        mismatch_gate: MismatchGate | None = None,
     ) -> None:
         super().__init__()
         if dtype not in ("float32", "bfloat16", "float16"):
@@ -92,6 +96,8 @@ class GRPOLightningModule(L.LightningModule):
             "logprob_chunk": logprob_chunk,
         }
         self.dump_dir = dump_dir
+        self.mismatch_gate = mismatch_gate
+        self.buffer = GroupBuffer(algorithm) if algorithm.dynamic_sampling is not None else None
         self.policy: PolicyModel | None = None
         self._unregistered: dict[str, Any] = {}  # the reference model must not enter state_dict or the optimizer
         self.rl_step = 0
@@ -180,9 +186,18 @@ class GRPOLightningModule(L.LightningModule):
             RuntimeError: the loss or gradient was not finite too many times in a row.
         """
         updater = self.updater()
+        sampling: dict[str, float] = {}
+        if self.buffer is not None:
+            ready, sampling = self.buffer.offer(batch)
+            if ready is None:
+                self.step_metrics = sampling
+                self.rl_step += 1
+                return
+            batch = ready
         self.policy.train()
         updates, bag = updater.run(batch, optimizer, scheduler)
-        self.step_metrics = bag.reduce()
+        self.step_metrics = {**bag.reduce(), **sampling}
+        self._after_update()
         self.skipped_empty += int(self.step_metrics.get("train/skipped_empty", 0))
         if self.step_metrics.get("train/skipped_nonfinite"):
             self.skipped_nonfinite += 1
@@ -191,6 +206,20 @@ class GRPOLightningModule(L.LightningModule):
         self.step_metrics["train/skipped_nonfinite_total"] = float(self.skipped_nonfinite)
         self.rl_step += 1
         self.weights_version += int(updates > 0)
+
+    def _after_update(self) -> None:
+        """Let what watches the step look at its reduced metrics, alike on every rank."""
+        kl = self.algorithm.kl
+        if kl is not None:
+            responses = self.step_metrics.get("groups/responses", 0.0)
+            kl.adapt(self.step_metrics.get("policy/kl_ref", 0.0), responses)
+            self.step_metrics["policy/kl_beta"] = kl.beta
+        if self.mismatch_gate is not None:
+            self.mismatch_gate.check(self.step_metrics)
+
+    def configure_callbacks(self) -> list[L.Callback]:
+        """The buffer of dynamic sampling goes into checkpoints through a callback, because each rank has its own."""
+        return [BufferState(self.buffer)] if self.buffer is not None else []
 
     def _handle_nonfinite(self, batch: StepBatch, in_a_row: int) -> None:
         where = "not written (dump_dir is not set)"

@@ -10,36 +10,53 @@ import torch
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch
+    from rewards.base import Score
     from rollout.types import Response, RolloutGroup
 
 
 def dump_batch(batch: StepBatch, path: Path) -> Path:
     """Save `batch` (media included) as tensors and plain values; loadable with `weights_only=True`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "rl_step": batch.rl_step,
-        "lost": [list(item) for item in batch.lost],
-        "groups": [_group(group) for group in batch.groups],
-        "scores": [[_plain(asdict(score)) for score in scores] for scores in batch.scores],
-    }
-    torch.save(content, path)
+    torch.save(pack_batch(batch), path)
     return path
 
 
 def load_batch(path: Path) -> StepBatch:
     """Read what `dump_batch` wrote."""
+    return unpack_batch(torch.load(path, weights_only=True))
+
+
+def pack_batch(batch: StepBatch) -> dict[str, Any]:
+    """`batch` as tensors and plain values."""
+    return {
+        "rl_step": batch.rl_step,
+        "lost": [list(item) for item in batch.lost],
+        "groups": [_group(group) for group in batch.groups],
+        "scores": [[_score(score) for score in scores] for scores in batch.scores],
+        "greedy_scores": [_score(s) if s is not None else None for s in getattr(batch, "greedy_scores", None) or []],
+    }
+
+
+def unpack_batch(content: dict[str, Any]) -> StepBatch:
+    """Undo `pack_batch`."""
     from datamodules.types import StepBatch
     from rewards.base import Score
 
-    content = torch.load(path, weights_only=True)
     groups = [_read_group(item) for item in content["groups"]]
-    return StepBatch(
+    batch = StepBatch(
         prompts=[group.prompt for group in groups],
         rl_step=content["rl_step"],
         lost=[tuple(item) for item in content["lost"]],
         groups=groups,
         scores=[tuple(Score(**score) for score in scores) for scores in content["scores"]],
     )
+    if content["greedy_scores"]:
+        batch.greedy_scores = [Score(**s) if s is not None else None for s in content["greedy_scores"]]
+    return batch
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return _plain(asdict(score))
 
 
 def _plain(value: Any) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from lightning_modules import diagnostics
-from lightning_modules.algorithms.base import Algorithm, Counts, TokenBatch
+from lightning_modules.algorithms.base import Algorithm, Counts, TokenBatch, TokenLoss
+from lightning_modules.algorithms.importance import ImportanceCorrection
 from lightning_modules.collect import Collected, Key, collect
 from lightning_modules.layouts.base import Context, Layout, Piece, dummy_micro_batch
 from lightning_modules.layouts.planning import plan_micro_batches
@@ -45,6 +46,10 @@ class UpdateSettings:
     """Largest global gradient norm; None = no clipping."""
     entropy: bool = True
     """Compute token entropies (a diagnostic, and what an entropy bonus needs)."""
+    entropy_bonus: float = 0.0
+    """Weight of the entropy that is added to the objective."""
+    importance: ImportanceCorrection | None = None
+    """Correction for the engine's slightly different distribution; None = off."""
     max_bad_updates: int = 3
     """Non-finite updates in a row after which the run stops."""
 
@@ -54,6 +59,8 @@ class UpdateSettings:
         for name in ("micro_batch_tokens", "epochs", "max_bad_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.entropy_bonus and not self.entropy:
+            raise ValueError(f"entropy_bonus={self.entropy_bonus} needs entropy: true")
         if self.update_batch_size is not None and self.update_batch_size < 1:
             raise ValueError(f"update_batch_size={self.update_batch_size} must be at least 1, or null for all")
 
@@ -122,11 +129,11 @@ class PolicyUpdater:
         bag = MetricBag()
         data = collect(batch)
         self.algorithm.check_rewards(data.rewards)
-        advantages = self.algorithm.advantages(data.rewards)
-        diagnostics.log_rewards(bag, data, advantages, batch)
+        self.algorithm.begin_step(batch.rl_step)
         minibatches = self._minibatches(batch, data)
         several = len(minibatches) * self.settings.epochs > 1
-        cache = self._cache(data, advantages, old_needed=several or self.algorithm.needs.old_logprobs)
+        cache = self._cache(data, bag, old_needed=several or self.algorithm.needs.old_logprobs)
+        diagnostics.log_rewards(bag, data, torch.tensor([float(cache.advantages[k]) for k in data.keys]), batch)
         updates = 0
         for epoch in range(self.settings.epochs):
             for number, keys in enumerate(minibatches):
@@ -153,11 +160,19 @@ class PolicyUpdater:
             result[min(data.groups[key[0]].index // per_rank, count - 1)].append(key)
         return result
 
-    def _cache(self, data: Collected, advantages: torch.Tensor, old_needed: bool) -> TokenCache:
+    def _cache(self, data: Collected, bag: MetricBag, old_needed: bool) -> TokenCache:
+        """Run the passes that are needed, then turn rewards into advantages."""
         old = self.score(self.policy, data, data.keys) if old_needed else {}
         ref = self.score(self.reference, data, data.keys) if self.reference is not None else {}
-        values = dict(zip(data.keys, advantages.float().to(self.context.device), strict=True))
-        return TokenCache(old, ref, values)
+        rewards = data.rewards
+        kl = self.algorithm.kl
+        if kl is not None and kl.where == "reward" and data.keys:
+            penalty = torch.stack([kl(old[key], ref[key]).sum() for key in data.keys]).cpu()
+            rewards = replace(rewards, total=rewards.total - kl.beta * penalty)
+            for key in data.keys:
+                bag.tokens("policy/kl_ref", kl(old[key], ref[key]))
+        advantages = self.algorithm.advantages(rewards).float().to(self.context.device)
+        return TokenCache(old, ref, dict(zip(data.keys, advantages, strict=True)))
 
     @torch.no_grad()
     def score(self, policy: PolicyModel, data: Collected, keys: Sequence[Key]) -> dict[Key, torch.Tensor]:
@@ -233,10 +248,30 @@ class PolicyUpdater:
         tokens = self._token_batch(micro_batch, outputs, data, cache)
         result = self.algorithm.token_loss(tokens)
         weights = self.algorithm.token_weights(tokens, counts)
-        loss = (result.loss * weights).sum()
-        bag.add("losses/policy", float(loss.detach()))
+        loss = self._policy_loss(tokens, result, weights, bag)
+        kl = self.algorithm.kl
+        if kl is not None and kl.where == "loss":
+            divergence = kl(tokens.logprobs, tokens.ref_logprobs)
+            bag.tokens("policy/kl_ref", divergence.detach())
+            loss = loss + kl.beta * (divergence * weights).sum()
+        if self.settings.entropy_bonus:
+            loss = loss - self.settings.entropy_bonus * (tokens.entropy * weights).sum()
+        bag.add("losses/total", float(loss.detach()))
         diagnostics.log_tokens(bag, tokens, result, first)
         diagnostics.log_mismatch(bag, tokens, micro_batch, data, first)
+        return loss
+
+    def _policy_loss(
+        self, tokens: TokenBatch, result: TokenLoss, weights: torch.Tensor, bag: MetricBag
+    ) -> torch.Tensor:
+        token_loss = result.loss
+        if self.settings.importance is not None:
+            correction, outside = self.settings.importance(tokens)
+            token_loss = token_loss * correction
+            bag.tokens("mismatch/importance", correction)
+            bag.tokens("mismatch/importance_outside", outside)
+        loss = (token_loss * weights).sum()
+        bag.add("losses/policy", float(loss.detach()))
         return loss
 
     def _token_batch(
@@ -246,6 +281,7 @@ class PolicyUpdater:
         index = micro_batch.response_index
         device = outputs.logprobs.device
         responses = [data.groups[g].responses[r] for g, r in keys]
+        offline = [bool(getattr(r, "offline", False)) for r in responses]
         rollout = torch.cat([torch.as_tensor(r.logprobs, dtype=torch.float32) for r in responses]).to(device)
         old = torch.cat([cache.old[key] for key in keys]) if cache.old else outputs.logprobs.detach()
         return TokenBatch(
@@ -257,6 +293,7 @@ class PolicyUpdater:
             ref_logprobs=torch.cat([cache.ref[key] for key in keys]) if cache.ref else None,
             rollout_logprobs=rollout,
             entropy=outputs.entropy,
+            off_policy=torch.tensor(offline, device=device)[index] if any(offline) else None,
         )
 
     def _apply(

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from lightning_modules.algorithms.advantage import GroupAdvantage
 from lightning_modules.algorithms.base import Counts, RewardTable, TokenBatch
-from lightning_modules.algorithms.grpo import GRPO, clipped_surrogate, group_advantages
+from lightning_modules.algorithms.grpo import GRPO, clipped_surrogate
 
 
 def table(totals, groups, **more):
@@ -29,12 +30,11 @@ def token_batch(logprobs, old, advantages, response, **more):
 
 def test_advantages_by_hand():
     # Group 0: mean 0.5, sample std sqrt(((0.5)^2 * 2) / 1) = 0.7071. Group 1: equal rewards carry no signal.
-    got = group_advantages(*(getattr(table([1.0, 0.0, 0.3, 0.3], [0, 0, 1, 1]), n) for n in ("total", "group")))
-    torch.testing.assert_close(
-        got, torch.tensor([0.5, -0.5, 0, 0], dtype=torch.float64) / (math.sqrt(0.5) + 1e-6), rtol=1e-9, atol=0
-    )
-    plain = group_advantages(torch.tensor([1.0, 0.0, 2.0]), torch.tensor([0, 0, 0]), normalise_std=False)
-    assert plain.tolist() == [0.0, -1.0, 1.0]
+    rewards = table([1.0, 0.0, 0.3, 0.3], [0, 0, 1, 1])
+    want = torch.tensor([0.5, -0.5, 0, 0], dtype=torch.float64) / (math.sqrt(0.5) + 1e-6)
+    torch.testing.assert_close(GRPO().advantages(rewards), want, rtol=1e-9, atol=0)
+    plain = GroupAdvantage(std="none")
+    assert plain(torch.tensor([1.0, 0.0, 2.0]), table([1.0, 0.0, 2.0], [0, 0, 0])).tolist() == [0.0, -1.0, 1.0]
 
 
 def test_clipped_surrogate_by_hand():

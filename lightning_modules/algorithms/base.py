@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from lightning_modules.algorithms.kl import KLPenalty
 
 AggregationKind = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 AGGREGATIONS: tuple[AggregationKind, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -41,7 +43,7 @@ class RewardTable:
     """
 
     total: torch.Tensor
-    """float [N] reward that training maximises."""
+    """float64 [N] reward that training maximises (double: whitening amplifies rounding of equal rewards)."""
     group: torch.Tensor
     """int64 [N] which prompt each response answers, ascending, 0-based without gaps."""
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -117,6 +119,20 @@ class TokenLoss:
     """Detached float [R] quantities whose token mean is logged (clip fractions, ...)."""
 
 
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Keep generating until enough groups carry signal (DAPO, arXiv 2503.14476, section 3.2)."""
+
+    target_groups: int | None = None
+    """Groups of an update over all ranks; None = the prompts of one rollout batch."""
+    max_rounds: int = 10
+    """Batches generated for one update; then it is made with what is there, and with nothing at all the run stops."""
+
+    def __post_init__(self) -> None:
+        if self.max_rounds < 1 or (self.target_groups is not None and self.target_groups < 1):
+            raise ValueError(f"dynamic sampling needs max_rounds and target_groups of at least 1, got {self}")
+
+
 class Algorithm(ABC):
     """Base of all algorithms.
 
@@ -125,19 +141,44 @@ class Algorithm(ABC):
             (GRPO): every response counts the same; `seq-mean-token-sum-norm` (Dr.GRPO): token sums divided by the
             constant `max_tokens`, averaged over responses.
         max_tokens: the constant of `seq-mean-token-sum-norm`.
+        kl: penalty towards a reference model; None = off.
     """
 
-    needs = Needs()
+    base_needs = Needs()
+    """What the algorithm needs by itself; `needs` adds what its KL penalty does."""
     group_based = True
     """Whether advantages compare the responses of one prompt, so that a single response carries no signal."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Set by algorithms that discard groups without signal and generate until the batch is full."""
 
-    def __init__(self, aggregation: AggregationKind = "token-mean", max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        aggregation: AggregationKind = "token-mean",
+        max_tokens: int | None = None,
+        kl: KLPenalty | None = None,
+    ) -> None:
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"aggregation={aggregation!r} is unknown; choose one of {', '.join(AGGREGATIONS)}")
         if aggregation == "seq-mean-token-sum-norm" and not max_tokens:
             raise ValueError("aggregation='seq-mean-token-sum-norm' divides by max_tokens: set it (> 0)")
         self.aggregation = aggregation
         self.max_tokens = max_tokens
+        self.kl = kl if kl is not None and (kl.beta > 0 or kl.target is not None) else None
+
+    @property
+    def needs(self) -> Needs:
+        """Passes this configuration cannot do without."""
+        if self.kl is None:
+            return self.base_needs
+        old = self.base_needs.old_logprobs or self.kl.where == "reward"
+        return replace(self.base_needs, ref_logprobs=True, old_logprobs=old)
+
+    def begin_step(self, step: int) -> None:  # noqa: B027 - optional hook, most algorithms have no schedule
+        """Called before every RL step with its number, for schedules."""
+
+    def keep_groups(self, rewards: RewardTable) -> torch.Tensor:
+        """Bool [groups]: which groups are worth training on; only asked with `dynamic_sampling`."""
+        return torch.ones(rewards.num_groups, dtype=torch.bool)
 
     @abstractmethod
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
@@ -156,14 +197,14 @@ class Algorithm(ABC):
             return ones / (batch.lengths.to(ones.dtype)[batch.response] * max(counts.responses, 1.0))
         return ones / (float(self.max_tokens or 1) * max(counts.responses, 1.0))
 
-    def state(self) -> dict[str, float]:
-        """What the algorithm carries from step to step, for a resume (running means, ...)."""
-        return {}
+    def state(self) -> dict[str, Any]:
+        """What the algorithm carries from step to step, JSON-able, for a resume."""
+        return self.kl.state() if self.kl is not None else {}
 
-    def load_state(self, state: Mapping[str, float]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, but the checkpoint holds {sorted(state)}")
+        if self.kl is not None:
+            self.kl.load_state(state)
 
     def check_rewards(self, rewards: RewardTable) -> None:
         """Raise ValueError when a group method meets a group of one."""

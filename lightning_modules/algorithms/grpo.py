@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from lightning_modules.algorithms.base import (
-    AggregationKind,
-    Algorithm,
-    RewardTable,
-    TokenBatch,
-    TokenLoss,
-    group_mean,
-    group_std,
-)
+from lightning_modules.algorithms.advantage import GroupAdvantage
+from lightning_modules.algorithms.base import AggregationKind, Algorithm, RewardTable, TokenBatch, TokenLoss
+from lightning_modules.algorithms.kl import KLPenalty
 
 
-def group_advantages(
-    rewards: torch.Tensor, group: torch.Tensor, normalise_std: bool = True, eps: float = 1e-6
-) -> torch.Tensor:
-    """Reward minus its group's mean, divided by the group's standard deviation (n - 1) if wanted.
+@dataclass(frozen=True)
+class ClipSchedule:
+    """Move the clip range linearly from the algorithm's own to this one.
 
-    A group of equal rewards has advantage exactly 0. Example: rewards [1, 0] -> [0.7071, -0.7071].
+    Example: clip_high 0.2 and `ClipSchedule(low=0.2, high=0.4, steps=100)` give 0.3 at step 50.
     """
-    centred = rewards - group_mean(rewards, group)
-    if not normalise_std:
-        return centred
-    return centred / (group_std(rewards, group) + eps)
+
+    low: float
+    """clip_low at the end."""
+    high: float
+    """clip_high at the end."""
+    steps: int
+    """RL steps until the end."""
 
 
 def clipped_surrogate(
@@ -45,15 +45,23 @@ def clipped_surrogate(
     clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     loss = torch.maximum(plain, clipped)
     negative = advantages < 0
-    diagnostics = {
-        "clip_low": (negative & (ratio < 1 - clip_low)).float(),
-        "clip_high": ((advantages > 0) & (ratio > 1 + clip_high)).float(),
-    }
+    diagnostics = clip_fractions(ratio, advantages, clip_low, clip_high)
     if dual_clip is not None:
         bound = -dual_clip * advantages
-        diagnostics["clip_dual"] = (negative & (loss > bound)).float()
+        diagnostics["clip_dual"] = (negative & (loss > bound)).float().detach()
         loss = torch.where(negative, torch.minimum(loss, bound), loss)
-    return TokenLoss(loss, {name: value.detach() for name, value in diagnostics.items()})
+    return TokenLoss(loss, diagnostics)
+
+
+def clip_fractions(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
+) -> dict[str, torch.Tensor]:
+    """Where the clip stops the gradient: below for negative, above for positive advantages, [R] of 0 and 1."""
+    with torch.no_grad():
+        return {
+            "clip_low": ((advantages < 0) & (ratio < 1 - clip_low)).float(),
+            "clip_high": ((advantages > 0) & (ratio > 1 + clip_high)).float(),
+        }
 
 
 class GRPO(Algorithm):
@@ -63,9 +71,11 @@ class GRPO(Algorithm):
         clip_low: lower clip distance; the ratio is bounded below by 1 - clip_low.
         clip_high: upper clip distance.
         dual_clip: bound on the loss of tokens with negative advantage, > 1; None = off.
-        normalise_std: divide advantages by the group's standard deviation.
+        advantage: how rewards become advantages; None = divided by the group's standard deviation.
         aggregation: see `Algorithm`.
         max_tokens: see `Algorithm`.
+        kl: penalty towards a reference model; None = off, no reference in memory.
+        clip_schedule: moves the clip range during the run; None = fixed.
     """
 
     def __init__(
@@ -73,26 +83,45 @@ class GRPO(Algorithm):
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = None,
-        normalise_std: bool = True,
+        advantage: GroupAdvantage | None = None,
         aggregation: AggregationKind = "seq-mean-token-mean",
         max_tokens: int | None = None,
+        kl: KLPenalty | None = None,
+        clip_schedule: ClipSchedule | None = None,
     ) -> None:
-        super().__init__(aggregation, max_tokens)
+        super().__init__(aggregation, max_tokens, kl)
         if not 0 <= clip_low < 1 or clip_high < 0:
             raise ValueError(f"clip_low={clip_low} must lie in [0, 1) and clip_high={clip_high} be at least 0")
         if dual_clip is not None and dual_clip <= 1:
             raise ValueError(f"dual_clip={dual_clip} must be greater than 1 (or null)")
-        self.clip_low = clip_low
-        self.clip_high = clip_high
+        self.clip_low = self._first_low = clip_low
+        self.clip_high = self._first_high = clip_high
         self.dual_clip = dual_clip
-        self.normalise_std = normalise_std
+        self.advantage = advantage or GroupAdvantage()
+        self.clip_schedule = clip_schedule
+
+    def begin_step(self, step: int) -> None:
+        """See `Algorithm.begin_step`: place the clip range."""
+        if self.clip_schedule is not None:
+            part = min(1.0, step / max(1, self.clip_schedule.steps))
+            self.clip_low = self._first_low + part * (self.clip_schedule.low - self._first_low)
+            self.clip_high = self._first_high + part * (self.clip_schedule.high - self._first_high)
 
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
-        """See `group_advantages`."""
-        return group_advantages(rewards.total, rewards.group, self.normalise_std)
+        """See `GroupAdvantage`."""
+        return self.advantage(rewards.total, rewards)
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """See `clipped_surrogate`."""
         return clipped_surrogate(
             batch.logprobs, batch.old_logprobs, batch.advantages, self.clip_low, self.clip_high, self.dual_clip
         )
+
+    def state(self) -> dict[str, Any]:
+        """See `Algorithm.state`."""
+        return {**super().state(), **self.advantage.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm.load_state`."""
+        super().load_state(state)
+        self.advantage.load_state(state)

@@ -1,0 +1,62 @@
+"""DAPO (arXiv 2503.14476): clip-higher, token-level mean, dynamic sampling, soft overlong punishment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightning_modules.algorithms.base import DynamicSampling, RewardTable, group_std
+from lightning_modules.algorithms.grpo import GRPO
+
+
+def soft_overlong(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.Tensor:
+    """Punishment of long responses, equation 13: 0 up to max_tokens - buffer, then linear down to -1 at max_tokens."""
+    free = max_tokens - buffer
+    return ((free - lengths.float()) / buffer).clamp(-1.0, 0.0)
+
+
+class DAPO(GRPO):
+    """GRPO with DAPO's four changes.
+
+    Args:
+        overlong_max: response length with the full punishment (the sampling limit); None = no punishment.
+        overlong_buffer: tokens before it over which the punishment grows.
+        overlong_weight: factor on the punishment.
+        dynamic_sampling: discard groups whose rewards are all equal and refill the batch; None = off.
+        **grpo: see `GRPO`; the defaults are DAPO's.
+    """
+
+    def __init__(
+        self,
+        overlong_max: int | None = None,
+        overlong_buffer: int = 4096,
+        overlong_weight: float = 1.0,
+        dynamic_sampling: DynamicSampling | None = None,
+        **grpo: Any,
+    ) -> None:
+        super().__init__(**{"clip_high": 0.28, "aggregation": "token-mean", **grpo})
+        if overlong_max is not None and not 0 < overlong_buffer <= overlong_max:
+            raise ValueError(
+                f"overlong_buffer={overlong_buffer} must be positive and at most overlong_max={overlong_max}"
+            )
+        self.overlong_max = overlong_max
+        self.overlong_buffer = overlong_buffer
+        self.overlong_weight = overlong_weight
+        self.dynamic_sampling = dynamic_sampling
+
+    def keep_groups(self, rewards: RewardTable) -> torch.Tensor:
+        """Groups whose accuracies differ (equation 11 asks for 0 < correct < n; graded rewards: any spread)."""
+        values = rewards.correct if rewards.correct is not None else rewards.total
+        spread = group_std(values, rewards.group)
+        keep = torch.zeros(rewards.num_groups, dtype=torch.bool)
+        keep[rewards.group] = spread > 0
+        return keep
+
+    def advantages(self, rewards: RewardTable) -> torch.Tensor:
+        """Group advantages of the reward with the overlong punishment."""
+        values = rewards.total
+        if self.overlong_max is not None and rewards.lengths is not None:
+            punishment = soft_overlong(rewards.lengths, self.overlong_max, self.overlong_buffer)
+            values = values + self.overlong_weight * punishment.to(values.dtype)
+        return self.advantage(values, rewards)

@@ -1,0 +1,21 @@
+"""Dr.GRPO (arXiv 2503.20783): no division by the group's spread, token sums over a constant instead of lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_modules.algorithms.advantage import GroupAdvantage
+from lightning_modules.algorithms.grpo import GRPO
+
+
+class DrGRPO(GRPO):
+    """GRPO without its two biases (towards short right and long wrong answers, and towards easy or hard prompts).
+
+    Args:
+        max_tokens: the constant divisor, usually the longest response.
+        **grpo: see `GRPO`.
+    """
+
+    def __init__(self, max_tokens: int, **grpo: Any) -> None:
+        defaults = {"aggregation": "seq-mean-token-sum-norm", "advantage": GroupAdvantage(std="none")}
+        super().__init__(max_tokens=max_tokens, **{**defaults, **grpo})
