@@ -21,6 +21,7 @@ from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
+    from datamodules.lengths import Length
     from datamodules.prepare import SamplePreparer
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class VideoRLDataModule(L.LightningDataModule):
             stage_dir=stage_dir,
             decode_clip=None if decode_timeout_s is None else DecodeService(decode_timeout_s),
         )
+        self.decode_timeout_s = decode_timeout_s
         self.max_prompt_tokens = max_prompt_tokens
         self.filter_overlong = filter_overlong
         self.rollout_batch_size, self.val_batch_size = rollout_batch_size, val_batch_size
@@ -162,6 +164,8 @@ class VideoRLDataModule(L.LightningDataModule):
         """Number of steps of the whole run; the loader ends there."""
         self.report: ValidationReport | None = None
         """What was wrong in the training files; after `setup`."""
+        self.lengths: list[Length] = []
+        """Prompt lengths of all training samples, the dropped ones too; after `setup` with `filter_overlong`."""
         self.dropped: list[tuple[str, int]] = []
         """(uid, tokens) of training samples that are too long; after `setup`."""
         self.train_samples: list[Sample] = []
@@ -195,8 +199,8 @@ class VideoRLDataModule(L.LightningDataModule):
         """Remove prompts above `max_prompt_tokens`; every rank removes the same ones."""
         from datamodules.lengths import overlong, prompt_lengths
 
-        lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
-        found = [(length.uid, length.tokens) for length in overlong(lengths, self.max_prompt_tokens)]
+        self.lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
+        found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.max_prompt_tokens)]
         self.dropped = agreed(found)
         if not self.dropped:
             return

@@ -1,0 +1,90 @@
+"""Decode and cache every video of an experiment, from the same configuration as training.
+
+python scripts/preprocess_videos.py experiment=qwen3vl_8b [workers=8] [launcher=ray] [address=HOST:PORT] [dry_run=true]
+    [retry_quarantined=true] [any override of the experiment]
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+OWN = {"workers": "", "launcher": "local", "address": "", "dry_run": "false", "retry_quarantined": "false"}
+
+
+def main(arguments: list[str]) -> int:
+    """Run; returns the exit code (0 also when single videos failed: they are listed)."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    from lightning_modules.launch.config import ConfigError, build, compose
+
+    own, overrides = split(arguments)
+    try:
+        module = build(compose("train", overrides).data)
+        return preprocess(module, own)
+    except (ConfigError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Separate this script's own keys from the experiment's overrides."""
+    own, overrides = dict(OWN), []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key in own:
+            own[key] = value
+        else:
+            overrides.append(argument)
+    return own, overrides
+
+
+def preprocess(module: object, own: dict[str, str]) -> int:
+    """Plan, say what will happen, and do it."""
+    from datamodules.lengths import histogram, prompt_lengths
+    from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
+
+    if own["launcher"] not in ("local", "ray"):
+        raise ValueError(f"launcher={own['launcher']} is unknown; use local or ray")
+    module.setup()
+    cache, samples = module.cache, [*module.train_samples, *module.val_samples]
+    if cache.folder is None:
+        raise ValueError("data.cache_dir is not set (or data.source_mode=decode): there is nowhere to store clips")
+    if own["retry_quarantined"] == "true":
+        print(f"{cache.quarantine.clear()} quarantined videos are tried again")
+    work = plan_work(samples, module.preparer)
+    needed = work.estimated_bytes(cache.codec)
+    free = check_space(cache.folder, needed)
+    print(
+        f"{work.num_references} video references, {len(work.jobs) + work.num_cached} readable clips, "
+        f"{work.num_cached} cached, {len(work.jobs)} to decode, {len(work.failures)} samples with unreadable videos"
+    )
+    print(f"about {needed / 1e9:.2f} GB as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
+    if own["dry_run"] == "true":
+        lengths = module.lengths or prompt_lengths(module.train_samples, module.preparer, cache.folder)
+        print(histogram(lengths, module.max_prompt_tokens))
+        for uid, tokens in module.dropped:
+            print(f"dropped: {uid} ({tokens} tokens)")
+        for failure in work.failures:
+            print(f"unreadable: {failure.id} {failure.path}: {failure.reason}")
+        return 0
+    workers = int(own["workers"]) if own["workers"] else None
+    timeout = module.decode_timeout_s or 600.0
+    if own["launcher"] == "ray":
+        results = run_ray(work.jobs, cache, workers, timeout, own["address"] or None)
+    else:
+        results = run_local(work.jobs, cache, workers or os.cpu_count() or 1, timeout)
+    began = time.monotonic()
+    stored, size, failures = record(work, results, cache, print)
+    print(f"stored {stored} clips, {size / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")
+    if failures:
+        print(f"{len(failures)} samples have videos that cannot be used, see {cache.folder / 'failures.jsonl'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
