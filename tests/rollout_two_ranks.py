@@ -1,10 +1,11 @@
-"""Run by torchrun in test_rollout_ranks: FSDP2 over gloo, one colocated engine per rank or one over both ranks.
+"""Run by torchrun in test_rollout_ranks: FSDP2 over gloo, one colocated engine per rank, then one over both ranks.
 
-usage: rollout_two_ranks.py MODEL_DIR OUT_DIR TENSOR_PARALLEL_SIZE
+usage: rollout_two_ranks.py MODEL_DIR OUT_DIR
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -44,19 +45,15 @@ class ShardedPolicy:
             yield name, parameter.full_tensor()
 
 
-def main(model_dir: str, out_dir: str, tensor_parallel_size: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+def run(model_dir: str, tensor_parallel_size: int, processor, reference, policy) -> dict:
+    """Two training steps and one evaluation with an engine of the given size; what this rank got."""
     from rollout_helpers import reference_logprobs
-    from torch.distributed.fsdp import fully_shard
-    from transformers import AutoModelForImageTextToText, AutoProcessor
 
     from datamodules.types import StepBatch
     from rollout.callback import ColocatedEngineCallback
     from rollout.engines.vllm import VLLMEngine
 
-    processor = AutoProcessor.from_pretrained(model_dir)
+    rank = dist.get_rank()
     callback = ColocatedEngineCallback(
         lambda: VLLMEngine(
             model_dir,
@@ -66,18 +63,13 @@ def main(model_dir: str, out_dir: str, tensor_parallel_size: int) -> None:
             limit_images=2,
             limit_videos=2,
             enforce_eager=True,
+            load_weights=False,
             tensor_parallel_size=tensor_parallel_size,
         ),
         {"n": 2, "max_tokens": 8},
         model_dir,
         seed=9,
     )
-    reference = AutoModelForImageTextToText.from_pretrained(model_dir).eval()
-    sharded = AutoModelForImageTextToText.from_pretrained(model_dir).eval()
-    perturb(reference)
-    perturb(sharded)
-    fully_shard(sharded)
-    policy = ShardedPolicy(sharded)
     callback.setup(None, policy, "fit")
     prompts = rank_prompts(processor, rank)
     result = {"gap": 0.0, "tokens": {}, "greedy": {}}
@@ -92,13 +84,53 @@ def main(model_dir: str, out_dir: str, tensor_parallel_size: int) -> None:
                 result["gap"] = max(result["gap"], float(np.abs(response.logprobs - expected).max()))
             result["tokens"][f"{step}:{group.uid}"] = [r.token_ids.tolist() for r in group.responses]
             result["greedy"][f"{step}:{group.uid}"] = group.greedy.token_ids.tolist()
-    # Evaluation in lock-step: rank 1 has nothing left to ask, and still takes part.
-    requests = callback.requests(prompts, 7, greedy=False) if rank == 0 else []
-    result["evaluated"] = sorted(key for key, _ in callback.generate_fn(requests))
-    Path(out_dir, f"rank{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
+    result["evaluated"] = evaluate(callback, prompts if rank == 0 else [])
     callback.teardown(None, policy, "fit")
+    return result
+
+
+def evaluate(callback, prompts) -> list[tuple[str, str]]:
+    """Evaluation in lock-step: one sample of rank 0 is refused, rank 1 has nothing to ask and still takes part."""
+    from datamodules.types import StepBatch
+    from eval.heldout import evaluate_batches
+    from rewards.router import RewardRouter
+
+    prompts = list(prompts)
+    if prompts:
+        broken = dataclasses.replace(prompts[0], sample=dataclasses.replace(prompts[0].sample, uid="broken"))
+        empty = dataclasses.replace(broken.videos[0], frames=broken.videos[0].frames[:0])
+        prompts.insert(1, dataclasses.replace(broken, videos=(empty,)))
+    samples = {prompt.uid: prompt.sample for prompt in prompts}
+    spec = dataclasses.replace(callback.sampling, n=1, temperature=0.0)
+    with callback.session():
+        records = evaluate_batches([StepBatch(prompts)], samples, callback.generate_fn, RewardRouter(), spec)
+    return [(record.uid, "failed" if record.state == "failed" else "answered") for record in records]
+
+
+def main(model_dir: str, out_dir: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from vllm.distributed.parallel_state import destroy_model_parallel
+
+    processor = AutoProcessor.from_pretrained(model_dir)
+    reference = AutoModelForImageTextToText.from_pretrained(model_dir).eval()
+    sharded = AutoModelForImageTextToText.from_pretrained(model_dir).eval()
+    perturb(reference)
+    perturb(sharded)
+    fully_shard(sharded)
+    policy = ShardedPolicy(sharded)
+    results = {}
+    for tensor_parallel_size in (1, 2):
+        results[tensor_parallel_size] = run(model_dir, tensor_parallel_size, processor, reference, policy)
+        dist.barrier()
+        # Only so that one launch can test both sizes; a run has one.
+        destroy_model_parallel()
+    Path(out_dir, f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2])

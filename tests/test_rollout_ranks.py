@@ -40,24 +40,35 @@ def single(vllm_engine, tiny_model_dir):
     return tokens
 
 
-@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
-def test_two_ranks_equal_one(tensor_parallel_size, single, tiny_model_dir, tmp_path):
-    environment = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"}
-    arguments = [str(tiny_model_dir), str(tmp_path), str(tensor_parallel_size)]
+@pytest.fixture(scope="module")
+def two_ranks(tiny_model_dir, tmp_path_factory):
+    """What both ranks got, per tensor-parallel size: {"1": [rank 0, rank 1], "2": [...]}."""
+    out = tmp_path_factory.mktemp("ranks")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, str(HERE / "rollout_two_ranks.py"), *arguments],
-        env=environment,
+        [*launch, str(HERE / "rollout_two_ranks.py"), str(tiny_model_dir), str(out)],
+        env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return {size: [rank[size] for rank in ranks] for size in ("1", "2")}
+
+
+@pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
+def test_two_ranks_equal_one(tensor_parallel_size, two_ranks, single):
+    ranks = two_ranks[tensor_parallel_size]
     for rank in ranks:
         # With different requests per rank of one engine this is about 0.1, not an error.
         assert rank["gap"] <= 1e-5
     for kind in ("tokens", "greedy"):
         assert ranks[0][kind] | ranks[1][kind] == single[kind]
-    assert ranks[0]["evaluated"] == ["7:0:0", "7:0:1", "7:1:0", "7:1:1"]
+
+
+@pytest.mark.parametrize("tensor_parallel_size", ["1", "2"])
+def test_lock_step_evaluation_survives_a_refused_sample(tensor_parallel_size, two_ranks):
+    ranks = two_ranks[tensor_parallel_size]
+    assert ranks[0]["evaluated"] == [["video:4", "answered"], ["broken", "failed"], ["text:4", "answered"]]
     assert ranks[1]["evaluated"] == []

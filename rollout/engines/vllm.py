@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,7 +56,7 @@ class VLLMEngine:
         sleep_level: 0 = stay awake, 1 = weights to host memory, 2 = drop them (the next sync brings new ones).
         load_weights: False = start with random weights: saves the read from disk where a sync follows anyway.
         seed: the engine's own seed; responses never depend on it, each carries its own.
-        quiet: keep vLLM's logger at warnings.
+        quiet: keep vLLM's logger at errors (unless VLLM_LOGGING_LEVEL says otherwise).
         extra_options: more arguments of `vllm.LLM`, as they are (they win over those above).
     """
 
@@ -110,7 +111,9 @@ class VLLMEngine:
             "load_format": "auto" if load_weights else "dummy",
             "seed": seed,
         }
-        with _kept_random_state():
+        with _kept_random_state(), warnings.catch_warnings():
+            # vLLM touches deprecated names of torch.
+            warnings.simplefilter("ignore", FutureWarning)
             self.llm = LLM(str(model_path), **(options | dict(extra_options or {})))
         if not torch.cuda.is_available():
             self.llm.collective_rpc(keep_generators_of_discarded_tokens)
@@ -187,11 +190,15 @@ class VLLMEngine:
         self._wake("weights")
 
     def close(self) -> None:
-        """Release the engine and its threads."""
+        """Release the engine and its threads; the process group stays, it belongs to the trainer."""
         self._renderer.shutdown(wait=True, cancel_futures=True)
-        llm, self.llm = getattr(self, "llm", None), None
+        llm, self.llm = self.llm, None
         if llm is not None:
-            llm.llm_engine.engine_core.shutdown()
+            # vLLM's own shutdown, also run when its client is collected, would destroy the default process group.
+            client = llm.llm_engine.engine_core
+            client._finalizer.detach()
+            client.engine_core.model_executor.shutdown()
+            client.engine_core.scheduler.shutdown()
 
     def _wake(self, tag: str) -> None:
         if tag in self._asleep:
@@ -345,9 +352,10 @@ def _prepare_environment(kv_cache_gib: float | None, quiet: bool, cuda: bool) ->
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if quiet:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        # Says at every rendered prompt that a thread count stays as it is.
-        logging.getLogger("vllm.v1.worker.cpu_worker").setLevel(logging.ERROR)
+        # Its warnings come at every rendered prompt and at every sync, and say nothing that we do not check.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        for name in ("vllm", *(() if cuda else ("torch.utils.cpp_extension",))):
+            logging.getLogger(name).setLevel(logging.ERROR)
     if not cuda:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(kv_cache_gib or 1)))
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
