@@ -38,7 +38,7 @@ def prepared_sample(
 
     rng = np.random.default_rng(seed)
     text = processor.apply_chat_template(_message(kind, f"What is {uid}?"), add_generation_prompt=True, tokenize=False)
-    pixels = [rng.integers(0, 256, (3, size, 32), dtype=np.uint8)] if kind in ("image", "mixed") else []
+    pixels = [rng.integers(0, 256, (3, size, size // 2), dtype=np.uint8)] if kind in ("image", "mixed") else []
     num_videos = {"video": 1, "mixed": 1, "two_videos": 2}.get(kind, 0)
     clips = [rng.integers(0, 256, (frames + 2 * i, 3, size, size), dtype=np.uint8) for i in range(num_videos)]
     metadata = [
@@ -91,11 +91,11 @@ def make_group(
     return RolloutGroup(index=index, prompt=sample, responses=tuple(responses))
 
 
-def make_batch(processor, kinds: tuple[str, ...] = KINDS, n: int = 3, seed: int = 0, uid: str = "s") -> StepBatch:
+def make_batch(processor, kinds: tuple[str, ...] = KINDS, n: int = 3, seed: int = 0, size: int = 64) -> StepBatch:
     """One group per kind, scored at random (never all equal)."""
     rng = np.random.default_rng(2000 + seed)
     samples = [
-        prepared_sample(processor, f"{uid}{i}:{kind}", kind, seed=seed * 100 + i) for i, kind in enumerate(kinds)
+        prepared_sample(processor, f"s{i}:{kind}", kind, seed=seed * 100 + i, size=size) for i, kind in enumerate(kinds)
     ]
     groups = [make_group(sample, i, n, seed=seed * 100 + i) for i, sample in enumerate(samples)]
     scores = []

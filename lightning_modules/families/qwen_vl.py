@@ -97,7 +97,7 @@ class QwenVLFamily(ModelFamily):
         else:
             arguments["mm_encoder_outputs"] = self._split(vision, batch)
         outputs = model.model(
-            position_ids=batch.position_ids,
+            position_ids=batch.position_ids[1:],
             attention_mask=None,
             attention_plan=batch.attention_mask,
             use_cache=False,
