@@ -1,0 +1,105 @@
+"""Evaluate a training run's newest checkpoint on its held-out split, in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_modules.launch.config import ConfigError, build
+from lightning_modules.launch.run_folder import write_json
+from lightning_modules.launch.runs import export_run, load_run_config
+
+if TYPE_CHECKING:
+    from eval.types import EvalRecord
+
+log = logging.getLogger("evaluate")
+
+
+def evaluate_run(run_dir: Path) -> dict[str, Any]:
+    """Answer the held-out split greedily with the exported model, score it as training does, write and print a table.
+
+    Returns:
+        {"step", "metrics", "records"}, also in `<run_dir>/evaluation/final.json`.
+
+    Raises:
+        ConfigError: no run folder, no checkpoint, or no held-out split.
+    """
+    from omegaconf import OmegaConf
+
+    from eval.heldout import complete, evaluate_batches, summarise
+    from lightning_modules.launch.training import set_threads
+    from rollout.callback import resolve_sampling
+    from rollout.types import SamplingSpec
+
+    config = load_run_config(run_dir)
+    if not config.data.get("val_files"):
+        raise ConfigError(f"{run_dir} has no held-out split (data.val_files)")
+    model = export_run(run_dir)
+    set_threads(1, config.trainer.threads_per_rank)
+    OmegaConf.update(config, "data.model_path", str(model))
+    datamodule = build(config.data)
+    datamodule.set_rank(0, 1)
+    datamodule.setup()
+    router = build(config.reward)
+    asked = build(config.rollout.sampling)
+    greedy = dataclasses.replace(asked, n=1, temperature=0.0, top_p=1.0, top_k=-1)
+    sampling: SamplingSpec = resolve_sampling(greedy, model)
+    alone = {"tensor_parallel_size": 1, "load_weights": True}
+    extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
+    engine = build(config.rollout.engine, model_path=str(model), **extra)()
+    started = time.monotonic()
+    try:
+        samples = {sample.uid: sample for sample in datamodule.val_samples}
+        found = evaluate_batches(
+            datamodule.val_dataloader(), samples, engine.generate, router, sampling, seed=int(config.seed)
+        )
+    finally:
+        engine.close()
+        router.close()
+    records = complete(found, list(samples.values()))
+    metrics = summarise(records) | {"val/seconds": time.monotonic() - started}
+    result = {"step": int(model.name.rpartition("_")[2]), "model": str(model), "metrics": metrics}
+    write_json(run_dir / "evaluation" / "final.json", {**result, "records": [dataclasses.asdict(r) for r in records]})
+    for line in table_lines(records, _before(run_dir)):
+        log.info("%s", line)
+    return result
+
+
+def _before(run_dir: Path) -> dict[str, float]:
+    """Accuracy per data source before the first step, where the run measured it."""
+    path = run_dir / "evaluation" / "step_000000.json"
+    if not path.is_file():
+        return {}
+    return _by_source(json.loads(path.read_text())["records"])
+
+
+def _by_source(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    groups: dict[str, list[float]] = {}
+    for record in records:
+        for name in (record["data_source"] or record["problem_type"], "all"):
+            groups.setdefault(name, []).append(float(record["accuracy"]))
+    return {name: sum(values) / len(values) for name, values in groups.items()}
+
+
+def table_lines(records: Sequence[EvalRecord], before: dict[str, float]) -> list[str]:
+    """Accuracy per data source before and after, failed and unparsed items in the denominator."""
+    after = _by_source([dataclasses.asdict(record) for record in records])
+    counts: dict[str, int] = {}
+    for record in records:
+        for name in (record.data_source or record.problem_type, "all"):
+            counts[name] = counts.get(name, 0) + 1
+    width = max(len(name) for name in after)
+    lines = [f"{'held-out accuracy':<{width}}  items  before  after"]
+    names = sorted(name for name in after if name != "all")
+    for name in [*names, "all"]:
+        start = f"{before[name]:.3f}" if name in before else "     "
+        lines.append(f"{name:<{width}}  {counts[name]:5d}  {start:>6}  {after[name]:.3f}")
+    failed = sum(record.state == "failed" for record in records)
+    unparsed = sum(record.state == "unparsed" for record in records)
+    lines.append(f"{failed} failed and {unparsed} unparsed items count as 0")
+    return lines
