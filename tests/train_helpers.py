@@ -59,7 +59,8 @@ def start(log: Path, *overrides: str) -> subprocess.Popen:
 def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int, log: Path, timeout_s: float = 180) -> None:
     """Block until the run has logged `step`."""
     ok = wait_until(lambda: max(steps(run_dir), default=0) >= step or process.poll() is not None, timeout_s)
-    assert ok and process.poll() is None, f"step {step} was not reached:\n{log.read_text()[-6000:]}"
+    assert ok, f"step {step} was not reached in time:\n{log.read_text()[-6000:]}"
+    assert process.poll() is None, f"the run ended before step {step}:\n{log.read_text()[-6000:]}"
 
 
 def stop(process: subprocess.Popen, signum: int, timeout_s: float = 60) -> int:
