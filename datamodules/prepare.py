@@ -237,12 +237,14 @@ class MediaProcessor:
             parts.append(out["pixel_values"])
         if videos:
             frames = [as_tensor(video.frames, device) for _, video in videos]
+            # Set explicitly where it exists: transformers 5.22 turns the cap on. Other families do not know it.
+            cap = {"cap_pixels_per_frame": False} if hasattr(self.video_processor, "cap_pixels_per_frame") else {}
             out = self.video_processor(
                 videos=frames,
                 video_metadata=[dict(video.metadata) for _, video in videos],
                 do_resize=False,
                 do_sample_frames=False,
-                cap_pixels_per_frame=False,
+                **cap,
                 return_tensors="pt",
             )
             video_grid = out["video_grid_thw"]

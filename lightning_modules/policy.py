@@ -60,12 +60,10 @@ class PolicyModel(nn.Module):
 
     def _check_placeholders(self, batch: MicroBatch) -> None:
         family = self.family
-        for kind, token, grids in (
-            ("image", family.image_token_id, batch.image_grid_thw),
-            ("video", family.video_token_id, batch.video_grid_thw),
-        ):
+        kinds = family.media_kinds(batch.input_ids)
+        for kind, code, grids in (("image", 1, batch.image_grid_thw), ("video", 2, batch.video_grid_thw)):
             features = 0 if grids is None else sum(family.visual_tokens(tuple(g)) for g in grids.tolist())
-            tokens = int((batch.input_ids == token).sum())
+            tokens = int((kinds == code).sum())
             if tokens != features:
                 raise ValueError(
                     f"{tokens} {kind} placeholder tokens but {features} {kind} features in the micro-batch of samples "

@@ -32,7 +32,7 @@ def parts(request, tmp_path_factory):
     return family, policy, load_processor(folder), folder
 
 
-SIZE = {"qwen2_vl": 56, "qwen2_5_vl": 56}
+SIZE = {"qwen2_vl": 56, "qwen2_5_vl": 56, "glm4v": 56}
 
 
 def sample_of(family, processor, kind, seed=3, **more):
@@ -43,7 +43,7 @@ def plain_logprobs(family, folder, processor, sample, response):
     """One sequence through transformers' own forward, positions included."""
     model = family.model_class.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([[*sample.expanded_ids, *response.token_ids.tolist()]])
-    kinds = (ids == family.image_token_id).int() + 2 * (ids == family.video_token_id).int()
+    kinds = family.media_kinds(ids)
     media = {}
     if sample.images:
         media |= processor.image_processor(
@@ -74,6 +74,11 @@ def test_logprobs_equal_plain_transformers(parts, kind):
     batch = layout.collate(layout.pieces([group], [(0, (0, 1))], 10_000), context(family, processor))
     with torch.no_grad():
         got = policy(batch).logprobs
+    if (family.name, kind) == ("glm4v", "mixed"):
+        # transformers' own forward takes every placeholder for an image's; the family tells them apart.
+        with pytest.raises(ValueError, match="Image features and image tokens do not match"):
+            plain_logprobs(family, folder, processor, sample, group.responses[0])
+        return
     want = torch.cat([plain_logprobs(family, folder, processor, sample, r) for r in group.responses])
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 

@@ -9,6 +9,7 @@ import torch
 from lightning_modules.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, train_tokenizer
 
 FAMILIES = {
+    "glm4v": "lightning_modules.families.glm4v.Glm4vFamily",
     "qwen2_vl": "lightning_modules.families.qwen2_vl.Qwen2VLFamily",
     "qwen2_5_vl": "lightning_modules.families.qwen2_5_vl.Qwen2_5VLFamily",
     "qwen3_vl": "lightning_modules.families.qwen3_vl.Qwen3VLFamily",
@@ -122,7 +123,42 @@ def _qwen3_5(tokenizer):
     return t.Qwen3_5ForConditionalGeneration(config), processor
 
 
-BUILDERS = {"qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_5": _qwen3_5}
+GLM_TOKENS = (
+    "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>",
+)  # fmt: skip
+
+
+def _glm4v(tokenizer):
+    import transformers as t
+
+    ids, _ = _ids(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(GLM_TOKENS)})
+    image, video, *delimiters = (tokenizer.convert_tokens_to_ids(token) for token in GLM_TOKENS)
+    names = ("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id")
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "partial_rotary_factor": 1.0}
+    config = t.Glm4vConfig(
+        text_config=_text(ids, vocab_size=len(tokenizer), rope_parameters=rope),
+        vision_config={
+            "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 64,
+            "patch_size": 14, "image_size": 56,
+        },
+        image_token_id=image,
+        video_token_id=video,
+        tie_word_embeddings=False,
+        **dict(zip(names, delimiters, strict=True)),
+    )  # fmt: skip
+    processor = t.Glm4vProcessor(
+        image_processor=t.Glm4vImageProcessor(patch_size=14, merge_size=2, temporal_patch_size=2),
+        video_processor=t.Glm4vVideoProcessor(patch_size=14, merge_size=2, temporal_patch_size=2),
+        tokenizer=tokenizer,
+        chat_template=CHAT_TEMPLATE.replace(
+            "<|vision_start|><|image_pad|><|vision_end|>", "<|begin_of_image|><|image|><|end_of_image|>"
+        ).replace("<|vision_start|><|video_pad|><|vision_end|>", "<|begin_of_video|><|video|><|end_of_video|>"),
+    )
+    return t.Glm4vForConditionalGeneration(config), processor
+
+
+BUILDERS = {"glm4v": _glm4v, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_5": _qwen3_5}
 
 
 STD = {"qwen3_5": 0.1}

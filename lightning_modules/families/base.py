@@ -115,6 +115,10 @@ class ModelFamily(ABC):
     def visual_tokens(self, grid: Grid) -> int:
         """Tokens that an image or video of `grid` takes in the prompt."""
 
+    def media_kinds(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Per token int [..., L]: 0 text, 1 placeholder of image features, 2 placeholder of video features."""
+        return (input_ids == self.image_token_id).int() + 2 * (input_ids == self.video_token_id).int()
+
     @property
     @abstractmethod
     def image_token_id(self) -> int:

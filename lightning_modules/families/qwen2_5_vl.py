@@ -24,14 +24,14 @@ class Qwen2_5VLFamily(Qwen2VLFamily):
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.model_class`."""
+        """See `GridVisionFamily.model_class`."""
         from transformers import Qwen2_5_VLForConditionalGeneration
 
         return Qwen2_5_VLForConditionalGeneration
 
     @property
     def body_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.body_class`."""
+        """See `GridVisionFamily.body_class`."""
         from transformers import Qwen2_5_VLModel
 
         return Qwen2_5_VLModel

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_modules.families.qwen_vl import QwenVLFamily
+from lightning_modules.families.grid_vision import GridVisionFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Qwen2VLFamily(QwenVLFamily):
+class Qwen2VLFamily(GridVisionFamily):
     """Qwen2-VL. In checkpoints the tower is `visual.*` and the language model `model.*`."""
 
     name = "qwen2_vl"
@@ -22,14 +22,14 @@ class Qwen2VLFamily(QwenVLFamily):
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.model_class`."""
+        """See `GridVisionFamily.model_class`."""
         from transformers import Qwen2VLForConditionalGeneration
 
         return Qwen2VLForConditionalGeneration
 
     @property
     def body_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.body_class`."""
+        """See `GridVisionFamily.body_class`."""
         from transformers import Qwen2VLModel
 
         return Qwen2VLModel

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning_modules.families.gated_delta import make_segmented
-from lightning_modules.families.qwen_vl import QwenVLFamily
+from lightning_modules.families.grid_vision import GridVisionFamily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Qwen3_5Family(QwenVLFamily):
+class Qwen3_5Family(GridVisionFamily):
     """Qwen3.5. All layouts are exact: linear-attention layers follow the plan too (see `gated_delta`)."""
 
     name = "qwen3_5"
@@ -23,14 +23,14 @@ class Qwen3_5Family(QwenVLFamily):
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.model_class`."""
+        """See `GridVisionFamily.model_class`."""
         from transformers import Qwen3_5ForConditionalGeneration
 
         return Qwen3_5ForConditionalGeneration
 
     @property
     def body_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.body_class`."""
+        """See `GridVisionFamily.body_class`."""
         from transformers import Qwen3_5Model
 
         return Qwen3_5Model

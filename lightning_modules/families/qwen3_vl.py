@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lightning_modules.families.qwen_vl import QwenVLFamily
+from lightning_modules.families.grid_vision import GridVisionFamily
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
     from transformers import PreTrainedModel
 
+    from lightning_modules.types import MicroBatch
 
-class Qwen3VLFamily(QwenVLFamily):
+
+class Qwen3VLFamily(GridVisionFamily):
     """Qwen3-VL. Checkpoint names equal module names; deepstack mergers count as merger."""
 
     name = "qwen3_vl"
@@ -23,14 +27,33 @@ class Qwen3VLFamily(QwenVLFamily):
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.model_class`."""
+        """See `GridVisionFamily.model_class`."""
         from transformers import Qwen3VLForConditionalGeneration
 
         return Qwen3VLForConditionalGeneration
 
     @property
     def body_class(self) -> type[PreTrainedModel]:
-        """See `QwenVLFamily.body_class`."""
+        """See `GridVisionFamily.body_class`."""
         from transformers import Qwen3VLModel
 
         return Qwen3VLModel
+
+    def _inputs(self, model: nn.Module, batch: MicroBatch, vision: Any) -> dict[str, Any]:
+        """Deepstack features enter the first decoder layers, so transformers places all features itself."""
+        if batch.pixel_values is None:
+            return super()._inputs(model, batch, vision)
+        outputs: dict[str, Any] = {}
+        start = 0
+        for kind, grids in (("image", batch.image_grid_thw), ("video", batch.video_grid_thw)):
+            if grids is None:
+                continue
+            end = start + sum(self.visual_tokens(tuple(g)) for g in grids.tolist())
+            part = type(vision)(last_hidden_state=None, pooler_output=(vision.pooler_output[start:end],))
+            part.deepstack_features = [(feature[start:end],) for feature in vision.deepstack_features]
+            outputs[kind] = part
+            start = end
+        return {"input_ids": batch.input_ids, "mm_encoder_outputs": outputs}
+
+    def _zero(self, vision: Any) -> torch.Tensor:
+        return super()._zero(vision) + 0.0 * sum(feature.sum() for feature in vision.deepstack_features)

@@ -128,12 +128,10 @@ def prompt_part(piece: Piece, family: ModelFamily) -> PromptPart:
     ids = torch.tensor(sample.expanded_ids, dtype=torch.int64)
     image_grids = [image.grid for image in sample.images]
     video_grids = [video.grid for video in sample.videos]
-    for kind, token, grids in (
-        ("image", family.image_token_id, image_grids),
-        ("video", family.video_token_id, video_grids),
-    ):
+    kinds = family.media_kinds(ids)
+    for kind, code, grids in (("image", 1, image_grids), ("video", 2, video_grids)):
         features = sum(family.visual_tokens(grid) for grid in grids)
-        tokens = int((ids == token).sum())
+        tokens = int((kinds == code).sum())
         if tokens != features:
             raise ValueError(
                 f"sample {sample.uid}: the prompt holds {tokens} {kind} placeholder tokens, its media make {features} "

@@ -1,4 +1,4 @@
-"""Machinery shared by the Qwen vision-language families: one vision tower, M-RoPE, placeholders."""
+"""Machinery of models with one vision tower over patch grids, M-RoPE and placeholder tokens (Qwen-VL, GLM-V)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from lightning_modules.types import MicroBatch
 
 
-class QwenVLFamily(ModelFamily):
-    """Base of the Qwen vision-language families; a subclass names its classes and its prompt's vision tokens."""
+class GridVisionFamily(ModelFamily):
+    """Base of such families; a subclass names its transformers classes and what it does differently."""
 
     merger_names: tuple[str, ...] = ("visual.merger.",)
     """Substrings of the parameter names that project vision features into the language model."""
@@ -70,7 +70,7 @@ class QwenVLFamily(ModelFamily):
 
         if not image_grids and not video_grids:
             return torch.arange(len(input_ids), device=input_ids.device).expand(3, -1).clone()
-        kinds = (input_ids == self.image_token_id).int() + 2 * (input_ids == self.video_token_id).int()
+        kinds = self.media_kinds(input_ids)
         body = self.body_class
         stand_in = SimpleNamespace(config=self.config)
         stand_in.get_vision_position_ids = body.get_vision_position_ids.__get__(stand_in)
@@ -89,21 +89,25 @@ class QwenVLFamily(ModelFamily):
 
     def hidden_states(self, model: nn.Module, batch: MicroBatch) -> torch.Tensor:
         """See `ModelFamily.hidden_states`."""
-        vision = self._vision(model, batch)
-        arguments: dict[str, Any] = {"input_ids": batch.input_ids}
-        if batch.pixel_values is None:
-            embeds = model.model.get_input_embeddings()(batch.input_ids)
-            arguments = {"inputs_embeds": embeds + self._zero(vision).to(embeds.dtype)}
-        else:
-            arguments["mm_encoder_outputs"] = self._split(vision, batch)
         outputs = model.model(
             position_ids=batch.position_ids[1:],
             attention_mask=None,
             attention_plan=batch.attention_mask,
             use_cache=False,
-            **arguments,
+            **self._inputs(model, batch, self._vision(model, batch)),
         )
         return outputs.last_hidden_state
+
+    def _inputs(self, model: nn.Module, batch: MicroBatch, vision: Any) -> dict[str, Any]:
+        """Token embeddings with vision features in the place of placeholders."""
+        embeds = model.model.get_input_embeddings()(batch.input_ids)
+        if batch.pixel_values is None:
+            return {"inputs_embeds": embeds + self._zero(vision).to(embeds.dtype)}
+        features = vision.pooler_output.to(embeds.dtype)
+        kinds = self.media_kinds(batch.input_ids)[..., None]
+        images = 0 if batch.image_grid_thw is None else int((kinds == 1).sum())
+        embeds = embeds.masked_scatter(kinds == 1, features[:images])
+        return {"inputs_embeds": embeds.masked_scatter(kinds == 2, features[images:])}
 
     def _vision(self, model: nn.Module, batch: MicroBatch) -> Any:
         """One vision call over all images, then all videos, of the micro-batch (or the dummy)."""
@@ -114,10 +118,15 @@ class QwenVLFamily(ModelFamily):
             grid = self._dummy_grid(batch.input_ids.device)
             pixels = torch.zeros(int(grid.prod()), self.patch_channels, device=grid.device)
         else:
-            grids = [g for g in (batch.image_grid_thw, batch.video_grid_thw) if g is not None]
-            grid, pixels = torch.cat(grids), batch.pixel_values
+            videos = None if batch.video_grid_thw is None else self._tower_grids(batch.video_grid_thw)
+            grid = torch.cat([g for g in (batch.image_grid_thw, videos) if g is not None])
+            pixels = batch.pixel_values
         with torch.set_grad_enabled(torch.is_grad_enabled() and any(p.requires_grad for p in visual.parameters())):
             return visual(pixels.to(visual.dtype), grid_thw=grid, return_dict=True)
+
+    def _tower_grids(self, video_grids: torch.Tensor) -> torch.Tensor:
+        """Grids of the videos as the tower wants them."""
+        return video_grids
 
     def _dummy_grid(self, device: torch.device) -> torch.Tensor:
         import torch
@@ -127,27 +136,7 @@ class QwenVLFamily(ModelFamily):
 
     def _zero(self, vision: Any) -> torch.Tensor:
         """A zero that depends on every output of the vision tower, so that its backward runs."""
-        return 0.0 * (vision.pooler_output.sum() + sum(f.sum() for f in self._deepstack(vision)))
-
-    @staticmethod
-    def _deepstack(vision: Any) -> list[torch.Tensor]:
-        return list(getattr(vision, "deepstack_features", None) or [])
-
-    def _split(self, vision: Any, batch: MicroBatch) -> dict[str, Any]:
-        """Give the image features and the video features back in the shape transformers expects."""
-        outputs = {}
-        start = 0
-        for kind, grids in (("image", batch.image_grid_thw), ("video", batch.video_grid_thw)):
-            if grids is None:
-                continue
-            end = start + sum(self.visual_tokens(tuple(g)) for g in grids.tolist())
-            part = type(vision)(last_hidden_state=None, pooler_output=(vision.pooler_output[start:end],))
-            deepstack = self._deepstack(vision)
-            if deepstack:
-                part.deepstack_features = [(feature[start:end],) for feature in deepstack]
-            outputs[kind] = part
-            start = end
-        return outputs
+        return 0.0 * vision.pooler_output.sum()
 
     def output_weight(self, model: nn.Module) -> torch.Tensor:
         """See `ModelFamily.output_weight`."""
