@@ -52,6 +52,7 @@ class VideoRLDataModule(L.LightningDataModule):
         image_max_pixels: most pixels per image, independent of the videos' budget.
         image_min_pixels: fewest pixels per image.
         decoder: `pyav`, `torchcodec` or `decord`.
+        conceal_damage: use what the decoder guesses for damaged parts of a stream; False = such a video is refused.
         decode_timeout_s: seconds after which decoding one clip is given up (in a separate process); None = no limit,
             decode in the loader's process.
         max_prompt_tokens: longer prompts are dropped, never cut; None = no limit.
@@ -97,6 +98,7 @@ class VideoRLDataModule(L.LightningDataModule):
         image_max_pixels: int | None = 1048576,
         image_min_pixels: int | None = None,
         decoder: str = "pyav",
+        conceal_damage: bool = False,
         decode_timeout_s: float | None = None,
         max_prompt_tokens: int | None = None,
         filter_overlong: bool = True,
@@ -135,6 +137,7 @@ class VideoRLDataModule(L.LightningDataModule):
             "max_pixels": video_max_pixels,
             "total_pixels": video_total_pixels,
             "decoder": decoder,
+            "conceal_damage": conceal_damage,
         }
         self.image_options = {"min_pixels": image_min_pixels, "max_pixels": image_max_pixels}
         self.cache = VideoCache(

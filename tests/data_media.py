@@ -49,3 +49,18 @@ def write_video(
 def levels(frames: np.ndarray) -> list[int]:
     """Mean grey level of every frame of uint8 [T, 3, H, W]."""
     return [round(float(value)) for value in frames.mean(axis=(1, 2, 3))]
+
+
+def noise(count: int, height: int = 64, width: int = 96) -> np.ndarray:
+    """uint8 [count, H, W, 3] random pixels: nothing that an encoder could skip."""
+    return np.random.default_rng(0).integers(0, 255, (count, height, width, 3), dtype=np.uint8)
+
+
+def damage(path: Path, share: float = 0.5, size: int = 400) -> Path:
+    """Overwrite `size` bytes in the middle of the coded data."""
+    data = bytearray(path.read_bytes())
+    start, end = data.find(b"mdat"), data.find(b"moov")
+    place = start + int((end - start) * share)
+    data[place : place + size] = b"\x5a" * size
+    path.write_bytes(bytes(data))
+    return path

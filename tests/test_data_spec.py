@@ -180,7 +180,7 @@ def test_fingerprint_covers_every_field():
     base = VideoSpec()
     changes = {
         "fps": 1.0, "min_frames": 2, "max_frames": 8, "min_pixels": 2048, "max_pixels": 262_144, "total_pixels": 1e6,
-        "patch_size": 14, "merge_size": 4, "temporal_patch": 4, "pin_decoder": True,
+        "patch_size": 14, "merge_size": 4, "temporal_patch": 4, "pin_decoder": True, "conceal_damage": True,
     }  # fmt: skip
     digests = {VideoSpec(**{name: value}).digest for name, value in changes.items()}
     assert len(digests | {base.digest}) == len(changes) + 1

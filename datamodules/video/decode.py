@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,15 @@ FrameReader = Callable[["str", "VideoScan", "Sequence[int]"], "Iterator[np.ndarr
 """(path, scan, ascending unique indices) -> uint8 [H, W, 3] RGB frames in that order, rotated for display."""
 
 
-def decode(path: str | Path, plan: VideoPlan, decoder: str = "pyav") -> np.ndarray:
+def decode(path: str | Path, plan: VideoPlan, decoder: str = "pyav", conceal_damage: bool = False) -> np.ndarray:
     """Decode and resize the frames of `plan`.
+
+    Args:
+        path: the video.
+        plan: which frames, at what size.
+        decoder: `pyav`, `torchcodec` or `decord`.
+        conceal_damage: take what the decoder guesses for damaged parts of the stream instead of refusing the video
+            (pyav only; the other decoders always guess).
 
     Returns:
         uint8 [T, 3, H, W], RGB, C-contiguous.
@@ -40,7 +48,7 @@ def decode(path: str | Path, plan: VideoPlan, decoder: str = "pyav") -> np.ndarr
     """
     import numpy as np
 
-    reader = get_reader(decoder)
+    reader = get_reader(decoder, conceal_damage)
     wanted = sorted(set(plan.indices))
     place = {index: i for i, index in enumerate(wanted)}
     frames = np.empty((len(wanted), 3, plan.height, plan.width), dtype=np.uint8)
@@ -60,7 +68,7 @@ def decode_spec(
 ) -> tuple[np.ndarray, VideoPlan]:
     """Probe, plan and decode in one go."""
     plan = spec.plan(scan(path).info, start, end, path)
-    return decode(path, plan, spec.decoder), plan
+    return decode(path, plan, spec.decoder, spec.conceal_damage), plan
 
 
 def resize(frames: list[np.ndarray], height: int, width: int) -> np.ndarray:
@@ -76,14 +84,14 @@ def resize(frames: list[np.ndarray], height: int, width: int) -> np.ndarray:
     return batch.numpy()
 
 
-def get_reader(decoder: str) -> FrameReader:
+def get_reader(decoder: str, conceal_damage: bool = False) -> FrameReader:
     """The frame reader of a decoder's name.
 
     Raises:
         ValueError: unknown name, or the decoder cannot be loaded on this machine.
     """
     if decoder == "pyav":
-        return read_pyav
+        return partial(read_pyav, conceal_damage=conceal_damage)
     if decoder in ("torchcodec", "decord"):
         from datamodules.video import other_decoders
 
@@ -91,23 +99,23 @@ def get_reader(decoder: str) -> FrameReader:
     raise ValueError(f"decoder {decoder!r} is unknown; use pyav, torchcodec or decord")
 
 
-def read_pyav(path: str, video: VideoScan, wanted: Sequence[int]) -> Iterator[np.ndarray]:
+def read_pyav(path: str, video: VideoScan, wanted: Sequence[int], conceal_damage: bool = False) -> Iterator[np.ndarray]:
     """PyAV with its bundled FFmpeg: seeks to key frames where times are reliable, otherwise counts."""
     import av
 
     try:
         if not video.seekable:
-            yield from _read_counting(path, wanted)
+            yield from _read_counting(path, wanted, conceal_damage)
             return
         sent = 0
         try:
-            for image in _read_seeking(path, video, wanted, allow_seek=True):
+            for image in _read_seeking(path, video, wanted, conceal_damage, allow_seek=True):
                 yield image
                 sent += 1
         except _SeekMissed:
             # Some indexes lie about key frames: go through the file from its start instead.
             logger.debug("%s: seeking misses frames, decoding sequentially", path)
-            yield from _read_seeking(path, video, wanted[sent:], allow_seek=False)
+            yield from _read_seeking(path, video, wanted[sent:], conceal_damage, allow_seek=False)
     except av.error.FFmpegError as error:
         raise MediaError(path, f"damaged or not decodable ({error})") from error
 
@@ -116,13 +124,13 @@ class _SeekMissed(Exception):
     """After a seek the decoder started behind the wanted frame."""
 
 
-def _read_counting(path: str, wanted: Sequence[int]) -> Iterator[np.ndarray]:
+def _read_counting(path: str, wanted: Sequence[int], conceal: bool) -> Iterator[np.ndarray]:
     import av
 
     remaining = iter(wanted)
     target = next(remaining)
     with av.open(path) as container:
-        stream = _threaded(video_stream(container, path))
+        stream = _configured(video_stream(container, path), conceal)
         for index, frame in enumerate(container.decode(stream)):
             if index != target:
                 continue
@@ -133,12 +141,14 @@ def _read_counting(path: str, wanted: Sequence[int]) -> Iterator[np.ndarray]:
     raise MediaError(path, f"frame {target} is missing: the file ends early or is damaged")
 
 
-def _read_seeking(path: str, video: VideoScan, wanted: Sequence[int], allow_seek: bool) -> Iterator[np.ndarray]:
+def _read_seeking(
+    path: str, video: VideoScan, wanted: Sequence[int], conceal: bool, allow_seek: bool
+) -> Iterator[np.ndarray]:
     import av
     import numpy as np
 
     with av.open(path) as container:
-        stream = _threaded(video_stream(container, path))
+        stream = _configured(video_stream(container, path), conceal)
         frames, last, sought = None, -1, False
         for index in wanted:
             target = int(video.times[index])
@@ -164,8 +174,11 @@ def _read_seeking(path: str, video: VideoScan, wanted: Sequence[int], allow_seek
             last = index
 
 
-def _threaded(stream: object) -> object:
+def _configured(stream: object, conceal: bool) -> object:
     stream.thread_type = "AUTO"
+    if not conceal:
+        # By default FFmpeg paints over damaged parts and says so only in its log.
+        stream.codec_context.options = {"err_detect": "explode"}
     return stream
 
 

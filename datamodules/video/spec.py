@@ -179,6 +179,8 @@ class VideoSpec:
     temporal_patch: int = 2
     decoder: str = "pyav"
     """`pyav`, `torchcodec` or `decord`."""
+    conceal_damage: bool = False
+    """Use what the decoder guesses for damaged parts of a stream; off = such a video is refused."""
     pin_decoder: bool = False
     """Make the decoder part of the cache key; off, so that neither an upgrade nor another decoder voids a cache."""
 
