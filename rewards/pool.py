@@ -13,10 +13,12 @@ import os
 import pickle
 import queue
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -30,6 +32,7 @@ from rewards.base import Query, TaskReward, Verdict
 log = logging.getLogger(__name__)
 _HEADER = struct.Struct("!I")
 _MAX_REPLY = 1 << 20
+_FOLDER = "reward-pool-"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -42,6 +45,14 @@ class _Job:
     future: Future[Verdict]
 
 
+def _sweep() -> None:
+    """Remove temporary folders of pools whose process was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        owner = folder.name[len(_FOLDER) :].split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class _Died(Exception):
     """The worker closed its pipe."""
 
@@ -50,9 +61,9 @@ class _Child:
     """One worker process and its two pipes."""
 
     def __init__(self, tasks: bytes, memory_mb: int) -> None:
-        environment = {
-            k: os.environ[k] for k in ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH") if k in os.environ
-        }
+        environment = {k: os.environ[k] for k in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if k in os.environ}
+        self.folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
+        environment["TMPDIR"] = self.folder
         paths = dict.fromkeys([str(_ROOT), *(p for p in sys.path if p)])
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
@@ -111,6 +122,7 @@ class _Child:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class ScoringPool:
@@ -128,6 +140,7 @@ class ScoringPool:
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers={workers}: the pool needs at least one process")
+        _sweep()
         self._tasks = pickle.dumps(dict(tasks))
         self._memory_mb, self._start_seconds = memory_mb, start_seconds
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -170,11 +183,15 @@ class ScoringPool:
             if not job.future.set_running_or_notify_cancel():
                 continue
             if child is None or child.process.poll() is not None:
-                child = self._replace(slot, child)
+                if child is not None:
+                    self._stop(slot, child)
+                child = self._start(slot)
             verdict, healthy = self._judge(child, job)
-            if not healthy:
-                child = self._replace(slot, child) if not self._closed.is_set() else None
+            if not healthy and child is not None:
+                self._stop(slot, child)
             job.future.set_result(verdict)
+            if not healthy:
+                child = self._start(slot) if not self._closed.is_set() else None
 
     def _start(self, slot: int) -> _Child | None:
         """A worker that has said it is ready, or None with the reason logged."""
@@ -194,11 +211,9 @@ class ScoringPool:
         self._children.pop(slot, None)
         return None
 
-    def _replace(self, slot: int, child: _Child | None) -> _Child | None:
-        if child is not None:
-            child.kill()
-            self._children.pop(slot, None)
-        return self._start(slot)
+    def _stop(self, slot: int, child: _Child) -> None:
+        child.kill()
+        self._children.pop(slot, None)
 
     def _judge(self, child: _Child | None, job: _Job) -> tuple[Verdict, bool]:
         """The verdict, and whether the worker can go on."""

@@ -100,13 +100,10 @@ def test_choice(text: str, label: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "label"),
     [
-        ("I", "I"),
-        ("I think the answer is C", "C"),
-        ("I think it is I.", "I"),
-        ("I choose I", "I"),
+        *[("I", "I"), ("I think the answer is C", "C"), ("I think it is I.", "I"), ("I choose I", "I")],
+        *[("I. 0.9", "I"), ("Answer: J", "J"), ("0.4", "D"), ("The value is 0.40", "D"), ("I would say H", "H")],
         ("I am unsure", None),
-    ]
-    + [("I. 0.9", "I"), ("Answer: J", "J"), ("0.4", "D"), ("The value is 0.40", "D"), ("I would say H", "H")],
+    ],
 )
 def test_ten_options_with_the_pronoun(text: str, label: str | None) -> None:
     assert find_choice(text, TEN)[0] == label

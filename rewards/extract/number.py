@@ -154,6 +154,7 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(r"\s*(?:or|/|and/or|to|-|~|through|或|至|到)\s*-?$", re.IGNORECASE)
+_TURN = re.compile(r"\b(?:then|finally|but|later|so|thus|hence|therefore)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?。])\s+|\n+")
 _LEAD = re.compile(
     r"\W*(?:(?:it(?:'s| is)|there (?:are|is)|about|approximately|around|roughly|nearly|exactly|only|~|≈)\s*)*\W*$",
@@ -204,7 +205,10 @@ def _pick(clean: str, numbers: list[Number]) -> int:
         return cued[-1]
     breaks = [match.end() for match in _SENTENCE.finditer(clean) if match.end() <= numbers[-1].start]
     first = next(i for i, number in enumerate(numbers) if number.start >= (breaks[-1] if breaks else 0))
-    if first == len(numbers) - 1 or _LEAD.fullmatch(clean[breaks[-1] if breaks else 0 : numbers[first].start]):
+    turned = _TURN.search(clean[numbers[first].end : numbers[-1].start])
+    if first == len(numbers) - 1 or (
+        not turned and _LEAD.fullmatch(clean[breaks[-1] if breaks else 0 : numbers[first].start])
+    ):
         return first
     times = [i for i, number in enumerate(numbers) if re.match(r"\s*(?:times?\b|次)", clean[number.end :])]
     return times[-1] if times else len(numbers) - 1

@@ -1,0 +1,127 @@
+"""Scores records from the shell: `python -m rewards.score FILE.jsonl [--mode official] [--out SCORES.jsonl]`.
+
+A record holds `response`, `ground_truth` (or `answer`, `solution`), `problem_type`, and what its type needs (`options`,
+`tests`, `width`, ...). Scores go out as JSON lines in the order of the records, a table per type beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rewards.base import Score
+from rewards.router import DEFAULT_CONFIG, RewardRouter
+
+_RESPONSE = ("response", "output", "prediction")
+_GOLD = ("ground_truth", "answer", "solution")
+_STATUS = ("ok", "unparsable", "timeout", "error", "not_judged")
+
+
+def read_records(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
+    """Keyword arguments of `RewardRouter.score` per line. Raises ValueError with the line for what cannot be scored."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{name}:{number} is no JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{name}:{number} is no JSON object")
+        fields = dict(record)
+        response = _take(fields, _RESPONSE, f"{name}:{number}")
+        gold = _take(fields, _GOLD, f"{name}:{number}")
+        if "problem_type" not in fields:
+            raise ValueError(f"{name}:{number} has no `problem_type`")
+        fields.pop("mode", None)
+        yield {**fields, "response": str(response), "ground_truth": gold}
+
+
+def _take(fields: dict[str, Any], names: Sequence[str], place: str) -> Any:
+    for name in names:
+        if name in fields:
+            return fields.pop(name)
+    raise ValueError(f"{place} has none of the fields {', '.join(names)}")
+
+
+def router_from(config: str | None, overrides: Sequence[str]) -> RewardRouter:
+    """The router of `conf/reward/<config>.yaml` with Hydra overrides such as `format_weight=0`."""
+    from hydra import compose, initialize_config_dir
+    from hydra.utils import instantiate
+
+    with initialize_config_dir(str(DEFAULT_CONFIG.parent), version_base=None):
+        loaded = compose(config or "default", overrides=list(overrides))
+    return instantiate(loaded, _convert_="all")
+
+
+def score_records(router: RewardRouter, records: Sequence[Mapping[str, Any]], mode: str) -> list[Score]:
+    """Scores in the order of the records; slow types run in parallel."""
+    pending = [router.submit(**record, mode=mode) for record in records]  # type: ignore[arg-type]
+    return [future.result() for future in pending]
+
+
+def as_json(record: Mapping[str, Any], score: Score) -> str:
+    """One line of output: what identifies the record, then its score."""
+    keys = ("id", "uid", "problem_id", "problem_type", "benchmark")
+    head = {key: record[key] for key in keys if key in record}
+    body = {"accuracy": score.accuracy, "format": score.format, "total": score.total, "status": score.status}
+    return json.dumps({**head, **body, "reason": score.reason, "parts": dict(score.parts)}, ensure_ascii=False)
+
+
+def write_table(stream: TextIO, names: Sequence[str], scores: Sequence[Score]) -> None:
+    """Means over judged answers and counts of every status, one row per type."""
+    from rich.console import Console
+    from rich.table import Table
+
+    groups: dict[str, list[Score]] = defaultdict(list)
+    for name, score in zip(names, scores, strict=True):
+        groups[name].append(score)
+    table = Table()
+    for title in ("type", "answers", "accuracy", "format", "total", *_STATUS):
+        table.add_column(title, justify="left" if title == "type" else "right")
+    for name, rows in [*sorted(groups.items()), ("all", list(scores))]:
+        judged = [score for score in rows if score.has_verdict]
+        means = [
+            f"{sum(getattr(score, part) for score in judged) / len(judged):.4f}" if judged else "-"
+            for part in ("accuracy", "format", "total")
+        ]
+        counts = [str(sum(score.status == status for score in rows)) for status in _STATUS]
+        table.add_row(name, str(len(rows)), *means, *counts)
+    Console(file=stream, width=120).print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m rewards.score", description=__doc__)
+    parser.add_argument("file", type=Path, help="JSON lines")
+    parser.add_argument("--mode", choices=("robust", "official"), default="robust", help="how answers are read")
+    parser.add_argument("--config", help="name of a file in conf/reward (default: default)")
+    parser.add_argument(
+        "--out", type=Path, help="write scores there; otherwise to standard output, the table to stderr"
+    )
+    parser.add_argument("override", nargs="*", help="settings of the router, e.g. format_weight=0")
+    args = parser.parse_args(arguments)
+    try:
+        records = list(read_records(args.file.read_text(encoding="utf-8").splitlines(), str(args.file)))
+        with router_from(args.config, args.override) as router:
+            names = [router.type_name(record["problem_type"]) for record in records]
+            scores = score_records(router, records, args.mode)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    lines = "".join(as_json(record, score) + "\n" for record, score in zip(records, scores, strict=True))
+    if args.out is None:
+        sys.stdout.write(lines)
+    else:
+        args.out.write_text(lines, encoding="utf-8")
+    write_table(sys.stderr if args.out is None else sys.stdout, names, scores)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
