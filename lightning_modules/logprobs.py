@@ -72,7 +72,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             logprobs[part] = logp.gather(1, targets[part, None]).squeeze(1)
             if with_entropy:
                 probs = logp.exp()
-                entropy[part] = -(probs * logp.nan_to_num_(neginf=0.0)).sum(-1)
+                entropy[part] = -probs.mul_(logp.nan_to_num_(neginf=0.0)).sum(-1)
         ctx.save_for_backward(hidden, weight, targets, entropy)
         ctx.settings = (temperature, banned, with_entropy, chunk_size)
         if not with_entropy:
@@ -90,13 +90,15 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for start in range(0, len(targets), chunk_size):
             part = slice(start, start + chunk_size)
             logp = _log_softmax(hidden[part], weight, temperature, list(banned))
-            probs = logp.exp()
-            # d logp(y) / d z = onehot(y) - p;  d H / d z = -p (log p + H)
-            grad = probs * -grad_logprobs[part, None]
-            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
+            # d logp(y) / d z = onehot(y) - p;  d H / d z = -p (log p + H). In place: one or two [C, V] buffers.
             if with_entropy:
-                inner = logp.nan_to_num_(neginf=0.0).add_(entropy[part, None])
-                grad.sub_(probs.mul_(inner).mul_(grad_entropy[part, None]))
+                probs = logp.exp()
+                slope = logp.nan_to_num_(neginf=0.0).add_(entropy[part, None]).mul_(grad_entropy[part, None])
+                grad = slope.add_(grad_logprobs[part, None]).mul_(probs).neg_()
+                del probs
+            else:
+                grad = logp.exp_().mul_(-grad_logprobs[part, None])
+            grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
             grad = grad.div_(temperature).to(weight.dtype)
             if need_hidden:
                 grad_hidden[part] = grad @ weight
