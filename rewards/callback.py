@@ -185,6 +185,9 @@ def _summary(prefix: str, scores: list[Score]) -> dict[str, float]:
         f"{prefix}/zero_rate": sum(a <= 0.0 for a in accuracy) / len(accuracy),
         f"{prefix}/answers_count": float(len(scores)),
     }
+    ordered = sorted(totals)
+    for share in (10, 50, 90):
+        summary[f"{prefix}/total_p{share}"] = ordered[round(share / 100 * (len(ordered) - 1))]
     names = {name for score in scores for name in score.parts} - {"accuracy", "format"}
     for name in names:
         values = [score.parts[name] for score in scores if name in score.parts]

@@ -28,15 +28,6 @@ INSTRUCTIONS = (
     "1 = correct, 0 = wrong, values in between for partly correct answers. An answer that lists alternatives, repeats "
     'the question or is empty gets 0. Reply with one JSON object only: {"reason": "<one sentence>", "score": <0 to 1>}'
 )
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "reason": {"type": "string", "maxLength": 300},
-        "score": {"type": "number", "minimum": 0, "maximum": 1},
-    },
-    "required": ["reason", "score"],
-    "additionalProperties": False,
-}
 Messages = list[dict[str, str]]
 
 
@@ -223,16 +214,20 @@ class OpenAIBackend:
 
 
 class VLLMBackend:
-    """A local vLLM engine with the model's own chat template; replies are constrained to the verdict's JSON schema.
+    """A local vLLM engine with the model's own chat template; replies are constrained to the form of a verdict.
 
     Args:
         model: folder of the model.
         max_tokens: longest reply.
+        reason_chars: longest reason in characters; short enough that the score behind it fits into `max_tokens`.
         engine: keyword arguments of `vllm.LLM` (dtype, tensor_parallel_size, max_model_len, ...).
     """
 
-    def __init__(self, model: str, max_tokens: int = 512, engine: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: str, max_tokens: int = 512, reason_chars: int = 300, engine: dict[str, Any] | None = None
+    ) -> None:
         self.model, self.max_tokens, self.engine = model, max_tokens, dict(engine or {})
+        self.form = r'\{"reason": "[^"\\\x00-\x1f]{0,' + str(reason_chars) + r'}", "score": (0|0\.25|0\.5|0\.75|1)\}'
         self.name = f"{model}@vllm"
         self._llm: Any = None
         self._lock = threading.Lock()
@@ -248,7 +243,7 @@ class VLLMBackend:
             sampling = SamplingParams(
                 temperature=0.0,
                 max_tokens=self.max_tokens,
-                structured_outputs=StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
+                structured_outputs=StructuredOutputsParams(regex=self.form),
             )
             outputs = self._llm.chat([messages], sampling, use_tqdm=False)
         return outputs[0].outputs[0].text

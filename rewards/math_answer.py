@@ -56,6 +56,18 @@ def _parsed(text: str) -> Any:
     return parse(f"\\boxed{{{body}}}", parsing_timeout=None) or parse(text, parsing_timeout=None)
 
 
+@lru_cache(maxsize=8192)
+def _equal(gold: str, text: str) -> bool | None:
+    """Whether both are equal, None when `text` is no expression; the responses of a group repeat each other."""
+    from math_verify import verify
+
+    target = _parsed(gold)
+    if not target:
+        raise ValueError(f"the gold answer {gold[:80]!r} is no mathematical expression")
+    found = _parsed(text)
+    return bool(verify(target, found, timeout_seconds=None)) if found else None
+
+
 class MathAnswer(TaskReward):
     """1 when both expressions are equal (numbers, sets, intervals, matrices, equations), else 0.
 
@@ -84,8 +96,6 @@ class MathAnswer(TaskReward):
 
     def judge(self, query: Query, answer: str) -> Verdict:
         """Accuracy 1.0 or 0.0. Raises ValueError when the gold is no expression."""
-        from math_verify import verify
-
         gold = final_expression(str(query.ground_truth))
         if not gold:
             raise ValueError("the gold answer is empty")
@@ -99,13 +109,8 @@ class MathAnswer(TaskReward):
         ours, theirs = plain_fraction(text), plain_fraction(gold)
         if ours is not None and theirs is not None:
             return Verdict(float(ours == theirs))
-        target = _parsed(gold)
-        if not target:
-            raise ValueError(f"the gold answer {gold[:80]!r} is no mathematical expression")
-        found = _parsed(text)
-        if not found:
-            return unparsable("the answer is no mathematical expression")
-        return Verdict(float(verify(target, found, timeout_seconds=None)))
+        equal = _equal(gold, text)
+        return unparsable("the answer is no mathematical expression") if equal is None else Verdict(float(equal))
 
     def well_formed(self, query: Query, answer: str) -> bool:
         """A short expression, boxed or not."""

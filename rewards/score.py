@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="write scores there; otherwise to standard output, the table to stderr"
     )
     parser.add_argument("override", nargs="*", help="settings of the router, e.g. format_weight=0")
-    args = parser.parse_args(arguments)
+    args = parser.parse_intermixed_args(arguments)
     try:
         records = list(read_records(args.file.read_text(encoding="utf-8").splitlines(), str(args.file)))
         with router_from(args.config, args.override) as router:
