@@ -15,6 +15,7 @@ from datamodules.sampling import EpochOrder, MixtureOrder, SequentialOrder, Shuf
 from datamodules.steps import Shard, StepDataset, StepLoader
 from datamodules.types import Sample
 from datamodules.video.cache import SourceMode, VideoCache
+from datamodules.video.decode import check_decoder
 from datamodules.video.service import DecodeService
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
 
@@ -187,6 +188,7 @@ class VideoRLDataModule(L.LightningDataModule):
         """
         if self._ready:
             return
+        check_decoder(self.video_options["decoder"])
         groups, self.report = load_samples(self.train_files, self.problem_types, self.strict)
         self._train_groups = _limited(groups, self.max_train_samples)
         self.train_samples = [sample for group in self._train_groups for sample in group]

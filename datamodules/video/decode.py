@@ -88,7 +88,7 @@ def get_reader(decoder: str, conceal_damage: bool = False) -> FrameReader:
     """The frame reader of a decoder's name.
 
     Raises:
-        ValueError: unknown name, or the decoder cannot be loaded on this machine.
+        ValueError: the name is unknown.
     """
     if decoder == "pyav":
         return partial(read_pyav, conceal_damage=conceal_damage)
@@ -97,6 +97,20 @@ def get_reader(decoder: str, conceal_damage: bool = False) -> FrameReader:
 
         return getattr(other_decoders, f"read_{decoder}")
     raise ValueError(f"decoder {decoder!r} is unknown; use pyav, torchcodec or decord")
+
+
+def check_decoder(decoder: str) -> None:
+    """Say before any work starts that a decoder cannot be used on this machine.
+
+    Raises:
+        ValueError: the name is unknown.
+        RuntimeError: it cannot be loaded; the message says what to install.
+    """
+    get_reader(decoder)
+    if decoder != "pyav":
+        from datamodules.video import other_decoders
+
+        getattr(other_decoders, f"check_{decoder}")()
 
 
 def read_pyav(path: str, video: VideoScan, wanted: Sequence[int], conceal_damage: bool = False) -> Iterator[np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from datamodules.errors import MediaError
@@ -20,20 +21,40 @@ _decord_checked: dict[tuple[str, int, int], str | None] = {}
 """(path, size, mtime) -> why decord must not read the file, or None when its random access is right."""
 
 
+@lru_cache(maxsize=1)
+def check_torchcodec() -> None:
+    """Raise RuntimeError, saying what to install, when torchcodec or FFmpeg's libraries cannot be loaded."""
+    try:
+        from torchcodec.decoders import VideoDecoder
+
+        # The libraries are loaded by the first decoder; this one fails anyway, for it has no data.
+        VideoDecoder(b"none")
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, (ImportError, OSError)) or "load libtorchcodec" in str(error):
+            raise RuntimeError(
+                "decoder=torchcodec cannot be loaded: it needs FFmpeg's shared libraries on the system "
+                f"(apt-get install ffmpeg), or use decoder=pyav ({str(error).splitlines()[0]})"
+            ) from error
+
+
+def check_decord() -> None:
+    """Raise RuntimeError when decord is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("decord") is None:
+        raise RuntimeError("decoder=decord: decord is not installed (pip install decord), or use decoder=pyav")
+
+
 def read_torchcodec(path: str, video: VideoScan, wanted: Sequence[int]) -> Iterator[np.ndarray]:
     """torchcodec's exact mode.
 
     Raises:
-        ValueError: torchcodec cannot be loaded (usually no FFmpeg on the system).
+        RuntimeError: torchcodec cannot be loaded (usually no FFmpeg on the system).
         MediaError: the file is damaged, or torchcodec counts other frames than the container.
     """
-    try:
-        from torchcodec.decoders import VideoDecoder
-    except (ImportError, RuntimeError, OSError) as error:
-        raise ValueError(
-            "decoder=torchcodec cannot be loaded: it needs FFmpeg's shared libraries on the system "
-            f"(apt-get install ffmpeg), or use decoder=pyav ({str(error).splitlines()[0]})"
-        ) from error
+    check_torchcodec()
+    from torchcodec.decoders import VideoDecoder
+
     try:
         decoder = VideoDecoder(path, dimension_order="NHWC", seek_mode="exact")
         if decoder.metadata.num_frames != video.info.num_frames:
@@ -50,13 +71,12 @@ def read_decord(path: str, video: VideoScan, wanted: Sequence[int]) -> Iterator[
     """decord, after its random access was compared with its sequential decoding of this file, once.
 
     Raises:
-        ValueError: decord is not installed.
+        RuntimeError: decord is not installed.
         MediaError: decord cannot open the file, or its random access returns other frames.
     """
-    try:
-        import decord
-    except ImportError as error:
-        raise ValueError("decoder=decord: decord is not installed (pip install decord), or use decoder=pyav") from error
+    check_decord()
+    import decord
+
     if video.info.rotation:
         raise MediaError(path, "decord ignores the rotation flag of this file; use decoder=pyav")
     state = os.stat(path)
