@@ -176,7 +176,7 @@ def build_tiny_model(
         "vocab_size": vocab_size,
         "tied": tie_word_embeddings,
         "corpus": _digest(corpus),
-        "version": 1,
+        "version": 2,
     }
     marker = folder / "tiny_recipe.json"
     if marker.is_file() and json.loads(marker.read_text()) == recipe:
@@ -184,7 +184,9 @@ def build_tiny_model(
     tokenizer = train_tokenizer(corpus, vocab_size)
     processor = Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(patch_size=16, merge_size=2, temporal_patch_size=2),
-        video_processor=Qwen3VLVideoProcessor(patch_size=16, merge_size=2, temporal_patch_size=2),
+        video_processor=Qwen3VLVideoProcessor(
+            patch_size=16, merge_size=2, temporal_patch_size=2, cap_pixels_per_frame=True
+        ),
         tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,
     )

@@ -91,8 +91,8 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
     if config.preflight != "off" and first:
         check(config)
     if stages:
-        fixed = [f"run_dir={plan.run_dir}"] if str(config.resume) == "never" else []
-        return _finish(plan, run_pipeline(parse_stages(config.stages), [*overrides, *fixed]))
+        # Every stage works on the folder decided here, whatever it would decide later.
+        return _finish(plan, run_pipeline(parse_stages(config.stages), [*overrides, f"run_dir={plan.run_dir}"]))
     if plan.start_step >= int(config.max_steps):
         log.info("%s is complete at step %d (resume=never trains anew)", plan.run_dir, plan.start_step)
         return 0

@@ -33,8 +33,31 @@ def is_rank_zero() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+QUIET_WARNINGS = (
+    r".*You passed in a `val_dataloader` but have no `validation_step`.*",  # evaluation runs in a callback of ours
+    r".*You have overridden `transfer_batch_to_device` in `LightningModule`.*",  # batches stay on the host on purpose
+    r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",  # inside Lightning
+    r".*torch.distributed is disabled, unavailable or uninitialized.*",  # one process needs no process group
+    r".*The dataloader, train_dataloader, does not have many workers.*",
+    r".*`torch.distributed.reduce_op` is deprecated.*",  # inside vLLM
+)
+
+
+def quiet_libraries() -> None:
+    """Drop messages of libraries that tell the user nothing to act on."""
+    import warnings
+
+    for message in QUIET_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    # C++ warnings about thread and memory binding at every start.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
 def configure_logging(run_dir: Path | None = None) -> None:
     """Console lines on rank 0, warnings elsewhere; a log file per rank in the run folder."""
+    quiet_libraries()
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)
