@@ -11,6 +11,7 @@ import lightning as L
 
 from datamodules.annotations import ValidationReport, load_samples
 from datamodules.prompts import PromptTemplates
+from datamodules.roots import anchor
 from datamodules.sampling import EpochOrder, MixtureOrder, SequentialOrder, ShuffledOrder
 from datamodules.steps import Shard, StepDataset, StepLoader
 from datamodules.types import Sample
@@ -43,6 +44,7 @@ class VideoRLDataModule(L.LightningDataModule):
         cache_codec: `raw`, `lossless` or `jpeg`.
         source_mode: `prefer_cache`, `cache_only` or `decode`.
         cache_max_gb: size limit of the cache, evicting the least recently used; None = no limit.
+        artifact_dir: folder of EasyVideoR1's `.pt` files, used where a record has `preprocessed_video`; None = decode.
         stage_dir: node-local folder for copies of cached clips; None = read `cache_dir` directly.
         fps: sampled frames per second.
         max_frames: most frames per video.
@@ -89,6 +91,7 @@ class VideoRLDataModule(L.LightningDataModule):
         cache_codec: str = "lossless",
         source_mode: SourceMode = "prefer_cache",
         cache_max_gb: float | None = None,
+        artifact_dir: str | None = None,
         stage_dir: str | None = None,
         fps: float = 2.0,
         max_frames: int = 128,
@@ -156,6 +159,7 @@ class VideoRLDataModule(L.LightningDataModule):
         self.rollout_batch_size, self.val_batch_size = rollout_batch_size, val_batch_size
         self.num_workers, self.prefetch, self.worker_start_method = num_workers, prefetch, worker_start_method
         self.templates = PromptTemplates(prompt_templates, prompt_overrides, system_prompt)
+        self.artifact_dir = artifact_dir
         self.problem_types = tuple(problem_types)
         self.mixture_weights = mixture_weights
         self.order_factory = order
@@ -189,10 +193,12 @@ class VideoRLDataModule(L.LightningDataModule):
         if self._ready:
             return
         check_decoder(self.video_options["decoder"])
-        groups, self.report = load_samples(self.train_files, self.problem_types, self.strict)
+        groups, self.report = load_samples(self.train_files, self.problem_types, self.strict, self.artifact_dir)
+        groups = [anchor(g, f, self.media_root) for g, f in zip(groups, self.train_files, strict=True)]
         self._train_groups = _limited(groups, self.max_train_samples)
         self.train_samples = [sample for group in self._train_groups for sample in group]
-        val_groups, _ = load_samples(self.val_files, self.problem_types, self.strict)
+        val_groups, _ = load_samples(self.val_files, self.problem_types, self.strict, self.artifact_dir)
+        val_groups = [anchor(g, f, self.media_root) for g, f in zip(val_groups, self.val_files, strict=True)]
         self.val_samples = [sample for group in _limited(val_groups, self.max_val_samples) for sample in group]
         if self.filter_overlong and self.max_prompt_tokens is not None and self.train_samples:
             self._drop_overlong()
