@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -76,7 +77,7 @@ def unparsable(reason: str) -> Verdict:
     return Verdict(0.0, "unparsable", reason)
 
 
-class TaskReward:
+class TaskReward(ABC):
     """One task type. A subclass implements `judge`; `well_formed` says what the answer tag must hold.
 
     Instances carry configuration only, never state: they are copied into the processes of the scoring pool.
@@ -92,9 +93,9 @@ class TaskReward:
     def __init__(self, aliases: Sequence[str] = ()) -> None:
         self.aliases = tuple(aliases)
 
+    @abstractmethod
     def judge(self, query: Query, answer: str) -> Verdict:
         """Judge `answer`, the part of the response that counts (no thinking, no tags)."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement judge()")
 
     def well_formed(self, query: Query, answer: str) -> bool:
         """Whether `answer`, the content of the answer tag, is of the right kind; any text by default."""
@@ -105,4 +106,5 @@ class TaskReward:
         return 10.0
 
     def warm_up(self) -> None:
-        """Import what `judge` needs, so that the first judgement is not the slow one."""
+        """Import what `judge` needs, so that the first judgement is not the slow one; nothing by default."""
+        return

@@ -53,7 +53,7 @@ def run(steps, token, write, dumps, original):
             value = eval(compile(step["source"], "tests", "eval"), space)
             reply = literal(value) if step["kind"] == "value" else token if value else ""
             write(dumps({"index": step["index"], "value": reply}) + "\\\\n")
-        except Exception as error:
+        except Exception as error:  # whatever the program under test raises fails this test only
             write(dumps({"index": step["index"], "error": type(error).__name__ + ": " + str(error)[:200]}) + "\\\\n")
 
 spec = json.loads(sys.stdin.readline())

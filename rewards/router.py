@@ -166,7 +166,7 @@ class RewardRouter:
         """Like `score`, but returns at once with a future where judging is slow; the future does not raise."""
         name = self.type_name(problem_type)
         gold = ground_truth
-        if isinstance(gold, str) and "<" in gold:
+        if isinstance(gold, str) and "<answer>" in gold.lower():
             gold = read_answer(gold).text or gold
         query = Query(response, gold, problem_type, as_options(options), fields, benchmark)
         if mode == "official":

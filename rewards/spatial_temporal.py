@@ -99,9 +99,10 @@ class SpatialTemporalGrounding(TaskReward):
         return total / len(union) if union else 0.0
 
     def well_formed(self, query: Query, answer: str) -> bool:
-        """JSON with an interval in order and at least one box."""
+        """JSON with an interval in order and, where the gold has boxes, at least one box."""
         time, boxes = read_tube(find_structure(answer))
-        return time is not None and 0 <= time[0] < time[1] and bool(boxes)
+        needs_boxes = bool(read_tube(_parsed(query.ground_truth))[1])
+        return time is not None and 0 <= time[0] < time[1] and (bool(boxes) or not needs_boxes)
 
 
 class Tracking(SpatialTemporalGrounding):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from pathlib import Path
@@ -134,6 +135,28 @@ def test_permuted_options_and_renamed_letters_do_not_matter(router: RewardRouter
                 options=options,
             )
             assert other.accuracy == 0.0
+
+
+def test_golds_of_real_annotation_files_score_one(router: RewardRouter, shared_data: Path) -> None:
+    """The first 150 records of every normalised benchmark file, the gold given back as the answer."""
+    files = sorted((shared_data / "eval" / "annotations").glob("*.gz"))
+    assert len(files) > 20
+    wrong = []
+    for file in files:
+        text = gzip.decompress(file.read_bytes()).decode("utf-8")
+        records = json.loads(text) if file.name.endswith(".json.gz") else map(json.loads, text.splitlines())
+        for record in itertools.islice(records, 150):
+            # One file keeps its golds in a thinking block in front of a foreign special token.
+            answer = record["solution"].replace("<think>", "<answer>").replace("</think>", "</answer>")
+            score = router.score(
+                response=answer,
+                ground_truth=record["solution"],
+                problem_type=record["problem_type"],
+                options=record.get("options"),
+            )
+            if score.accuracy < 1.0:
+                wrong.append((file.name, record["solution"][:80], score.reason))
+    assert not wrong
 
 
 def test_no_case_text_in_the_source(cases: list[dict]) -> None:
