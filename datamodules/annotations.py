@@ -93,7 +93,10 @@ class ValidationReport:
 
 
 def load_samples(
-    files: Sequence[str | Path], problem_types: Iterable[str] = (), strict: bool = False
+    files: Sequence[str | Path],
+    problem_types: Iterable[str] = (),
+    strict: bool = False,
+    artifacts: str | Path | None = None,
 ) -> tuple[list[list[Sample]], ValidationReport]:
     """Read annotation files.
 
@@ -101,6 +104,7 @@ def load_samples(
         files: paths; the format follows from the name (`.json`, `.jsonl`, `.parquet`, `.gz` of them, or a folder).
         problem_types: types known in addition to `PROBLEM_TYPES`.
         strict: raise when there is any issue.
+        artifacts: folder of the `.pt` files that records name as `preprocessed_video`; None = decode the videos.
 
     Returns:
         One list of samples per file, in file order, and the report.
@@ -114,11 +118,11 @@ def load_samples(
     groups: list[list[Sample]] = []
     for file in files:
         group: list[Sample] = []
-        for line, record in read_records(Path(file)):
+        for place, (line, record) in enumerate(read_records(Path(file)), 1):
             report.num_records += 1
-            sample = _checked(record, str(file), line, known, report)
+            sample = _checked(record, str(file), line, place, known, report, artifacts)
             if sample is not None:
-                sample = _unique(sample, str(file), line, seen, report)
+                sample = _unique(sample, str(file), line, place, seen, report)
             if sample is not None:
                 group.append(sample)
         groups.append(group)
@@ -129,7 +133,15 @@ def load_samples(
     return groups, report
 
 
-def _checked(record: Any, file: str, line: int, known: set[str], report: ValidationReport) -> Sample | None:
+def _checked(
+    record: Any,
+    file: str,
+    line: int,
+    place: int,
+    known: set[str],
+    report: ValidationReport,
+    artifacts: str | Path | None,
+) -> Sample | None:
     def issue(kind: str, message: str) -> None:
         report.issues.append(Issue(file, line, kind, message))
 
@@ -143,7 +155,7 @@ def _checked(record: Any, file: str, line: int, known: set[str], report: Validat
         issue("missing field", ", ".join(missing))
         return None
     try:
-        sample = to_sample(record, file, line)
+        sample = to_sample(record, file, place, artifacts)
     except ValueError as error:
         issue("bad field", str(error))
         return None
@@ -157,7 +169,12 @@ def _checked(record: Any, file: str, line: int, known: set[str], report: Validat
 
 
 def _unique(
-    sample: Sample, file: str, line: int, seen: dict[str, tuple[Sample, str, int]], report: ValidationReport
+    sample: Sample,
+    file: str,
+    line: int,
+    place: int,
+    seen: dict[str, tuple[Sample, str, int]],
+    report: ValidationReport,
 ) -> Sample | None:
     if sample.uid not in seen:
         seen[sample.uid] = (sample, file, line)
@@ -168,13 +185,19 @@ def _unique(
     report.issues.append(Issue(file, line, "duplicate id", message, dropped=same))
     if same:
         return None
-    renamed = replace(sample, uid=f"{sample.uid}#{Path(file).stem}:{line}")
+    renamed = replace(sample, uid=f"{sample.uid}#{Path(file).stem}:{place}")
     seen[renamed.uid] = (renamed, file, line)
     return renamed
 
 
-def to_sample(record: Mapping[str, Any], file: str = "", line: int = 0) -> Sample:
+def to_sample(record: Mapping[str, Any], file: str = "", place: int = 0, artifacts: str | Path | None = None) -> Sample:
     """Normalise one record.
+
+    Args:
+        record: the fields.
+        file: where it comes from; names its source when the record does not.
+        place: its number in the file, for records without an id.
+        artifacts: folder of the `.pt` files named by `preprocessed_video`; None = use the videos themselves.
 
     Raises:
         ValueError: a field has the wrong form, or `data_type` and the media contradict each other.
@@ -182,6 +205,9 @@ def to_sample(record: Mapping[str, Any], file: str = "", line: int = 0) -> Sampl
     source = str(record.get("data_source") or Path(file).name.split(".")[0])
     identifier = record.get("problem_id")
     images, videos = _media(record)
+    if artifacts is not None and videos and record.get("preprocessed_video"):
+        # Written by EasyVideoR1's offline tool for the record's first video.
+        videos = (MediaRef(str(Path(artifacts) / str(record["preprocessed_video"]))), *videos[1:])
     data_type = {
         (False, False): "text",
         (True, False): "image",
@@ -196,7 +222,7 @@ def to_sample(record: Mapping[str, Any], file: str = "", line: int = 0) -> Sampl
         offline = None
     options = record.get("options")
     return Sample(
-        uid=f"{source}:{identifier if identifier not in (None, '') else line}",
+        uid=f"{source}:{identifier if identifier not in (None, '') else place}",
         problem=str(record["problem"]),
         answer=clean_answer(record["answer"] if record.get("answer") is not None else record["solution"]),
         problem_type=str(record["problem_type"]),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from datamodules.images import image_size
 from datamodules.prepare import expand, image_run, video_run
+from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
 from datamodules.video.entry import atomic_write
 from datamodules.video.probe import probe
 
@@ -53,8 +54,7 @@ def prompt_length(sample: Sample, preparer: SamplePreparer) -> int:
     images = [preparer.image_spec.grid(*image_size(preparer.cache.source(ref))) for ref in sample.images]
     videos = []
     for ref in sample.videos:
-        path = preparer.cache.source(ref)
-        plan = preparer.spec_for(ref).plan(probe(path), ref.start, ref.end, path)
+        plan = preparer.cache.plan(ref, preparer.spec_for(ref))
         videos.append(video_run(plan.grid, plan.timestamps, rules))
     text = preparer.prompt_text(sample)
     runs = [image_run(grid, rules) for grid in images]
@@ -124,6 +124,7 @@ def _measure(sample: Sample, preparer: SamplePreparer) -> Length:
 def _probe_all(samples: Sequence[Sample], preparer: SamplePreparer, threads: int) -> None:
     """Fill the probe's memory in parallel; probing waits for files and for FFmpeg, not for Python."""
     paths = sorted({preparer.cache.source(ref) for sample in samples for ref in sample.videos})
+    paths = [path for path in paths if path.suffix != ARTIFACT_SUFFIX]
 
     def visit(path: Path) -> VideoInfo | None:
         try:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from datamodules.errors import MediaError
 from datamodules.types import MediaRef
+from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
 from datamodules.video.cache import content_identity
-from datamodules.video.probe import probe
 from datamodules.video.service import ROOT, DecodeService
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def plan_work(samples: Iterable[Sample], preparer: SamplePreparer) -> Work:
     for sample in samples:
         for ref in sample.videos:
             work.num_references += 1
+            if ref.path.endswith(ARTIFACT_SUFFIX):
+                continue
             spec = preparer.spec_for(ref)
             path = cache.entry_path(ref, spec)
             users.setdefault(path, []).append(sample.uid)
@@ -103,7 +105,7 @@ def plan_work(samples: Iterable[Sample], preparer: SamplePreparer) -> Work:
             reason = cache.quarantine.reason(cache.quarantine_name(ref), content_identity(source))
             if reason is not None:
                 raise MediaError(ref.path, f"quarantined: {reason}")
-            plan = spec.plan(probe(source), ref.start, ref.end, source)
+            plan = cache.plan(ref, spec)
         except MediaError as error:
             work.failures += [Failure(uid, ref.path, error.reason) for uid in users[path]]
             continue

@@ -271,3 +271,39 @@ def test_missing_files_are_not_quarantined(media, tmp_path):
     with pytest.raises(MediaError, match="No such file"):
         cache.load(MediaRef("absent.mp4"), SPEC)
     assert cache.quarantine.entries() == []
+
+
+def test_artefacts_of_the_reference_are_read(media, truth, tmp_path):
+    import torch
+
+    _, plan = decode_spec(media / "clip.mp4", SPEC)
+    metadata = {"fps": 10.0, "frames_indices": list(plan.indices), "total_num_frames": 40, "video_backend": "decord"}
+    good = {
+        "frames": torch.from_numpy(truth).float(),
+        "metadata": metadata,
+        "sample_fps": 2.0,
+        "preprocess_version": "v1",
+    }
+    torch.save(good, tmp_path / "good.pt")
+    cache = VideoCache(None, media)
+    ref = MediaRef(str(tmp_path / "good.pt"))
+    video = cache.load(ref, SPEC)
+    np.testing.assert_array_equal(video.frames, truth)
+    assert video.digest == cache.load(REF, SPEC).digest
+    assert cache.plan(ref, SPEC) == plan
+    with pytest.raises(MediaError, match=r"sampled differently from fps=1\.0"):
+        cache.load(ref, VideoSpec(min_pixels=1024, max_frames=16, fps=1.0))
+    torch.save({**good, "frames": good["frames"] + 0.5}, tmp_path / "float.pt")
+    with pytest.raises(MediaError, match="not integers"):
+        cache.load(MediaRef(str(tmp_path / "float.pt")), SPEC)
+    torch.save({**good, "extra": Path("x")}, tmp_path / "code.pt")  # an object: never unpickled
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:3000])
+    torch.save([1], tmp_path / "list.pt")
+    for name, message in (
+        ("code", "not a readable"),
+        ("cut", "not a readable"),
+        ("list", "not a video"),
+        ("no", "No such"),
+    ):
+        with pytest.raises(MediaError, match=message):
+            cache.load(MediaRef(str(tmp_path / f"{name}.pt")), SPEC)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from datamodules.errors import MediaError
 from datamodules.types import MediaRef, PreparedVideo
+from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
+from datamodules.video.artifacts import artifact_plan, read_artifact
 from datamodules.video.codecs import get_codec
 from datamodules.video.entry import (
     EntryError,
@@ -27,6 +29,7 @@ from datamodules.video.entry import (
     read_header,
     write_entry,
 )
+from datamodules.video.probe import probe
 from datamodules.video.quarantine import Quarantine
 
 if TYPE_CHECKING:
@@ -164,6 +167,8 @@ class VideoCache:
         Raises:
             MediaError: missing, damaged, or not in the cache under `cache_only`.
         """
+        if ref.path.endswith(ARTIFACT_SUFFIX):
+            return read_artifact(self.source(ref), spec)
         found = self.get(ref, spec)
         if found is not None:
             return found
@@ -188,6 +193,17 @@ class VideoCache:
             # Every pass must see the same pixels, the first one too.
             frames, header = read_entry(self.entry_path(ref, spec), threads=self.threads)
         return as_prepared(frames, plan, header.digest, spec.decoder)
+
+    def plan(self, ref: MediaRef, spec: VideoSpec) -> VideoPlan:
+        """Which frames `load` will give and at what size, from metadata alone.
+
+        Raises:
+            MediaError: the video cannot be read.
+        """
+        source = self.source(ref)
+        if ref.path.endswith(ARTIFACT_SUFFIX):
+            return artifact_plan(source, spec)
+        return spec.plan(probe(source), ref.start, ref.end, source)
 
     def _decoded(self, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
         content = content_identity(self.source(ref))
