@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,11 @@ def _message(kind: str, question: str) -> list[dict]:
     }
     content = [{"type": m} for m in media[kind]] + [{"type": "text", "text": question}]
     return [{"role": "user", "content": content}]
+
+
+def digest(pixels: np.ndarray, *more: object) -> str:
+    """Engines cache media by digest, so equal digests must mean equal pixels."""
+    return hashlib.sha256(pixels.tobytes() + repr((pixels.shape, more)).encode()).hexdigest()
 
 
 def prepared_sample(
@@ -72,8 +78,10 @@ def prepared_sample(
         prompt_text=text,
         prompt_ids=tuple(processor.tokenizer(text, add_special_tokens=False)["input_ids"]),
         expanded_ids=tuple(out["input_ids"][0].tolist()),
-        images=tuple(PreparedImage(p, g, "i") for p, g in zip(pixels, image_grids, strict=True)),
-        videos=tuple(PreparedVideo(c, m, g, "v") for c, m, g in zip(clips, metadata, video_grids, strict=True)),
+        images=tuple(PreparedImage(p, g, digest(p)) for p, g in zip(pixels, image_grids, strict=True)),
+        videos=tuple(
+            PreparedVideo(c, m, g, digest(c, m.fps)) for c, m, g in zip(clips, metadata, video_grids, strict=True)
+        ),
     )
 
 

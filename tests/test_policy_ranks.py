@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 import torch
+from conftest import TINY_CORPUS
 from policy_helpers import KINDS, GradientRecorder, context, load_processor, make_batch
 from ranks import run_ranks
 from safetensors.torch import load_file
+from tiny_families import FAMILIES, build
 
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
@@ -117,3 +119,27 @@ def test_frozen_vision_tower_keeps_the_collectives_in_step(two_ranks, one_rank):
 def test_several_updates_happen_on_every_rank(two_ranks):
     assert two_ranks[0]["several"]["updates"] == 2
     assert two_ranks[0]["several"]["policy/first_ratio_error"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v"])
+def test_every_family_runs_all_pairs_on_two_ranks(name, tmp_path):
+    """No pair of modalities hangs, forward and backward, and the layouts agree."""
+    model = build(name, tmp_path / name, TINY_CORPUS)
+    size = 64 if name == "qwen3_5" else 56
+    cases = [{**case, "size": size} for case in (*PAIRS, *SAME[:4])]
+    results = run_ranks(
+        "policy_ranks",
+        tmp_path,
+        timeout_s=300,
+        model=str(model),
+        family=FAMILIES[name],
+        cases=cases,
+        folder=str(tmp_path),
+    )
+    assert all(results[case["name"]]["updates"] == 1 for case in cases)
+    vectors = {case["name"]: load_file(tmp_path / f"{case['name']}.safetensors") for case in SAME[:4]}
+    want = torch.cat([g.flatten() for g in vectors["fsdp-padded"].values()])
+    for other in ("fsdp-packed", "fsdp-shared_prefix", "fsdp-split"):
+        got = torch.cat([vectors[other][n].flatten() for n in vectors["fsdp-padded"]])
+        assert float((got - want).norm() / want.norm()) < 1e-5, other

@@ -105,7 +105,7 @@ def _qwen3_5(tokenizer):
     config = t.Qwen3_5Config(
         text_config=_text(
             ids, num_hidden_layers=3, head_dim=32, rope_parameters=rope, linear_num_key_heads=1,
-            linear_num_value_heads=2, linear_key_head_dim=32, linear_value_head_dim=32,
+            linear_num_value_heads=2, linear_key_head_dim=128, linear_value_head_dim=128,
             layer_types=["linear_attention", "full_attention", "linear_attention"],
         ),
         vision_config={

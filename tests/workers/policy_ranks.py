@@ -47,7 +47,7 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
     updater = PolicyUpdater(
         policy, GRPO(clip_high=0.28), layout, context(family, processor), settings, sync_gradients=sync
     )
-    batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7))
+    batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7), size=case.get("size", 64))
     part = rank_part(batch, dist.get_rank(), dist.get_world_size())
     if dist.get_rank() in case.get("lost_ranks", ()):
         part.groups, part.scores = [], []
