@@ -133,6 +133,8 @@ def _run(files: Mapping[str, str], stdin: str, limits: Limits, level: Level) -> 
             "disk_mb": limits.disk_mb,
         }
         return _watch([sys.executable, "-I", "-S", "-B", str(_CHILD), json.dumps(config)], stdin, limits)
+    except OSError as error:
+        return Run("unavailable", "", "", f"no process can be started: {error}")
     finally:
         shutil.rmtree(box, ignore_errors=True)
         shutil.rmtree(box.with_name(box.name + "-root"), ignore_errors=True)

@@ -124,10 +124,11 @@ def limits(config):
         resource.RLIMIT_AS: config["memory_mb"] << 20,
         resource.RLIMIT_FSIZE: config["disk_mb"] << 20,
         resource.RLIMIT_NOFILE: 64,
-        resource.RLIMIT_NPROC: 64,
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_STACK: 64 << 20,
+        resource.RLIMIT_STACK: 32 << 20,
     }
+    if config["level"] == "namespaces":  # elsewhere the user's other processes would count too
+        pairs[resource.RLIMIT_NPROC] = 64
     for kind, value in pairs.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

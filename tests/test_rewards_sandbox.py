@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rewards.base import Query
 from rewards.code import Code, read_tests, same_output
 from rewards.sandbox import Limits, isolation_level, run_python
 
+ROOT = Path(__file__).resolve().parents[1]
 LEVELS = ["namespaces", "filters"]
 LIMITS = Limits(wall_s=2.0, cpu_s=1)
 
@@ -79,6 +82,22 @@ def test_the_writable_folder_is_removed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_this_system_offers_isolation() -> None:
     assert isolation_level() in LEVELS
+
+
+REFUSAL = """
+from rewards.base import Query
+from rewards.code import Code
+from rewards.sandbox_child import seccomp
+
+seccomp()  # from here on this process may not start others: a system on which no isolation can be set up
+print(Code().judge(Query("", "1", "code"), "print(1)"))
+"""
+
+
+def test_without_isolation_nothing_runs_and_the_score_says_why() -> None:
+    run = subprocess.run([sys.executable, "-c", REFUSAL], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "accuracy=0.0, status='error'" in run.stdout
+    assert "code is not run: this system allows no isolation of programs" in run.stdout
 
 
 def judge(source: str, gold: str = "", task: Code | None = None, **fields: object):
