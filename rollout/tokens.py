@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from datamodules.types import PreparedSample
+
 _VISION_ID = re.compile(r"^(image|video|vision|audio|media)\w*_(token_id|token_index|token)$")
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|eot_id|>", "<|end|>")
 
@@ -56,6 +58,16 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     if not found:
         raise ValueError("the tokenizer has no end token; set sampling.stop_ids")
     return tuple(sorted(found))
+
+
+def seconds_per_grid(processor: Any, prompt: PreparedSample) -> list[float]:
+    """Seconds between the temporal patches of each video of a prompt, from its metadata.
+
+    Qwen2.5-VL's processor takes one rate for all videos, 2 frames per second unless told otherwise, and does not
+    read the metadata: every other sampling would place the frames at wrong times.
+    """
+    patch = processor.video_processor.temporal_patch_size
+    return [patch / float(video.metadata.sampled_fps) for video in prompt.videos]
 
 
 def model_token_ids(model_path: str | Path) -> tuple[tuple[int, ...], tuple[int, ...]]:

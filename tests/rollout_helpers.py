@@ -8,16 +8,20 @@ import numpy as np
 import torch
 
 from datamodules.types import PreparedImage, PreparedSample, PreparedVideo, Sample
+from rollout.positions import chain_positions
 from rollout.seeds import response_seed
 from rollout.types import GenerateRequest, SamplingSpec
 
 MODALITIES = ("text", "image", "video", "two videos", "image and video")
 
 
-def make_video(seed: int, frames: int = 8, height: int = 64, width: int = 96, fps: float = 8.0) -> PreparedVideo:
-    """Random frames whose four-frame stride at `fps` gives non-trivial timestamps."""
+def make_video(
+    seed: int, frames: int = 8, height: int = 64, width: int = 96, fps: float = 8.0, patch: int = 16
+) -> PreparedVideo:
+    """Random frames whose four-frame stride at `fps` gives non-trivial timestamps; sizes are for patches of 16."""
     from transformers.video_utils import VideoMetadata
 
+    height, width = height // 16 * patch, width // 16 * patch
     pixels = np.random.default_rng(seed).integers(0, 255, (frames, 3, height, width), dtype=np.uint8)
     metadata = VideoMetadata(
         total_num_frames=frames * 4,
@@ -28,22 +32,24 @@ def make_video(seed: int, frames: int = 8, height: int = 64, width: int = 96, fp
         duration=frames * 4 / fps,
         video_backend="pyav",
     )
-    grid = (frames // 2, height // 16, width // 16)
+    grid = (frames // 2, height // patch, width // patch)
     return PreparedVideo(pixels, metadata, grid, hashlib.sha256(pixels.tobytes() + str(fps).encode()).hexdigest())
 
 
-def make_image(seed: int, height: int = 96, width: int = 64) -> PreparedImage:
+def make_image(seed: int, height: int = 96, width: int = 64, patch: int = 16) -> PreparedImage:
+    height, width = height // 16 * patch, width // 16 * patch
     pixels = np.random.default_rng(seed).integers(0, 255, (3, height, width), dtype=np.uint8)
-    return PreparedImage(pixels, (1, height // 16, width // 16), hashlib.sha256(pixels.tobytes()).hexdigest())
+    return PreparedImage(pixels, (1, height // patch, width // patch), hashlib.sha256(pixels.tobytes()).hexdigest())
 
 
 def make_sample(processor, modality: str, uid: str | None = None, seed: int = 0, question: str = "What colour?"):
     """One prepared sample of a modality, its ids from the processor."""
-    images = [make_image(seed + 10)] if "image" in modality else []
-    videos = [make_video(seed + 20)] if "video" in modality else []
+    patch = processor.image_processor.patch_size
+    images = [make_image(seed + 10, patch=patch)] if "image" in modality else []
+    videos = [make_video(seed + 20, patch=patch)] if "video" in modality else []
     if modality == "two videos":
         # 29.97 fps: timestamps that are no round numbers.
-        videos.append(make_video(seed + 30, frames=4, height=96, width=64, fps=29.97))
+        videos.append(make_video(seed + 30, frames=4, height=96, width=64, fps=29.97, patch=patch))
     content = [{"type": "image"}] * len(images) + [{"type": "video"}] * len(videos)
     message = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
     text = processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
@@ -79,10 +85,16 @@ def reference_logprobs(model, processor, prompt, token_ids, temperature=1.0, ban
     response = torch.tensor([[int(t) for t in token_ids]])
     inputs["input_ids"] = torch.cat([inputs["input_ids"], response], dim=1)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if "mm_token_type_ids" in inputs:
-        kinds = inputs["mm_token_type_ids"]
-        inputs["mm_token_type_ids"] = torch.cat([kinds, torch.zeros_like(response)], dim=1)
-    if hasattr(model.base_model, "rope_deltas"):
+    if prompt.images or prompt.videos:
+        kinds = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(response)], dim=1)
+        inputs["mm_token_type_ids"] = kinds
+        grids = {
+            key: inputs[key] for key in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts") if key in inputs
+        }
+        positions, _ = model.base_model.get_rope_index(inputs["input_ids"], mm_token_type_ids=kinds, **grids)
+        inputs["position_ids"] = chain_positions(positions[:, 0], kinds[0])[:, None]
+    else:
+        inputs.pop("mm_token_type_ids", None)
         model.base_model.rope_deltas = None
     with torch.inference_mode():
         logits = model(**inputs).logits[0, -response.shape[1] - 1 : -1].float()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
+from rollout.positions import chain_positions
+from rollout.tokens import seconds_per_grid
 from rollout.types import GenerateRequest, Response, SampleError
 
 if TYPE_CHECKING:
@@ -83,6 +86,7 @@ class HFEngine:
         missing = {name for name, _ in self._model.named_parameters()}
         with torch.no_grad():
             for name, value in weights:
+                name = _own_name(name, own)
                 target = own.get(name)
                 if target is None or target.shape != value.shape:
                     shape = None if target is None else tuple(target.shape)
@@ -120,7 +124,23 @@ class HFEngine:
         except Exception as error:  # whatever the processor raises, the user needs to know which sample it was
             raise SampleError(prompt.uid, f"the processor cannot render the prompt: {error}") from error
         check_prompt_ids(prompt, inputs["input_ids"][0].tolist())
+        if "second_per_grid_ts" in inputs:
+            inputs["second_per_grid_ts"] = torch.tensor(seconds_per_grid(self._processor, prompt))
         return {key: value.to(self._device) for key, value in inputs.items() if hasattr(value, "to")}
+
+    def _positions(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """M-RoPE positions int64 [3, L] of one prompt, as vLLM computes them; None for models with plain positions."""
+        import torch
+
+        body = self._model.base_model
+        if not hasattr(body, "get_rope_index"):
+            return None
+        kinds = inputs.get("mm_token_type_ids")
+        if kinds is None or not any(key.endswith("grid_thw") for key in inputs):
+            return torch.arange(inputs["input_ids"].shape[1], device=self._device).expand(3, -1)
+        known = inspect.signature(body.get_rope_index).parameters
+        positions, _ = body.get_rope_index(**{key: value for key, value in inputs.items() if key in known})
+        return chain_positions(positions[:, 0], kinds[0])
 
     def _generate_group(self, members: list[GenerateRequest]) -> Iterator[tuple[str, Response]]:
         """One pass over the prompt, then all its responses token by token as one batch."""
@@ -128,29 +148,26 @@ class HFEngine:
 
         with torch.inference_mode():
             inputs = self._inputs(members[0].prompt)
-            # Without padding the mask is all ones; the model derives (M-)RoPE positions itself.
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-            has_deltas = hasattr(self._model.base_model, "rope_deltas")
-            if has_deltas:
-                # transformers keeps the last prompt's value, and a text-only prompt would read it.
-                self._model.base_model.rope_deltas = None
+            positions = self._positions(inputs)
+            if positions is not None:
+                inputs["position_ids"] = positions[:, None]
             output = self._model(**inputs, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             cache.batch_repeat_interleave(len(members))
             rows = [_Row(request, self._device) for request in members]
             logits = output.logits[:, -1].float().expand(len(members), -1)
-            length = inputs["input_ids"].shape[1]
+            decoded = 1
             while True:
                 tokens = [row.sample(logits[i]) for i, row in enumerate(rows)]
                 if all(row.finished for row in rows):
                     break
                 step = torch.tensor(tokens, device=self._device)[:, None]
-                positions = None
-                if has_deltas:
-                    place = length + _position_delta(self._model)
-                    positions = torch.full((3, len(rows), 1), place, device=self._device)
-                logits = self._decode(step, positions, cache)
-                length += 1
+                place = None
+                if positions is not None:
+                    place = torch.full((3, len(rows), 1), int(positions.max()) + decoded, device=self._device)
+                logits = self._decode(step, place, cache)
+                decoded += 1
         for row in rows:
             yield row.request.request_id, self._response(row)
 
@@ -207,6 +224,12 @@ class _Row:
         return token
 
 
+def _own_name(name: str, own: Mapping[str, Any]) -> str:
+    """transformers' name of a checkpoint's weight: early Qwen checkpoints call the tower `visual`, the text `model`."""
+    candidates = (name, f"model.{name}", name.replace("model.", "model.language_model.", 1))
+    return next((candidate for candidate in candidates if candidate in own), name)
+
+
 def processed_logprobs(
     logits: torch.Tensor,
     temperature: float,
@@ -238,9 +261,3 @@ def processed_logprobs(
         drop[..., -1] = False
         logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
     return logits.log_softmax(-1)
-
-
-def _position_delta(model: Any) -> int:
-    """M-RoPE: how far positions run ahead of (negative: behind) token counts after the prompt; 0 for text."""
-    deltas = model.base_model.rope_deltas
-    return 0 if deltas is None else int(deltas.flatten()[0])

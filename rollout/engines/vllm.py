@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
 from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
-from rollout.engines.vllm_input import prompt_dict, sampling_params
+from rollout.engines.vllm_input import correct_times, prompt_dict, sampling_params
+from rollout.tokens import seconds_per_grid
 from rollout.types import GenerateRequest, Response, SampleError
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class VLLMEngine:
     ) -> None:
         _check_arguments(model_path, tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
         import torch
+        from transformers import AutoProcessor
 
         self.model_path = Path(model_path)
         self.max_model_len = max_model_len
@@ -121,6 +123,7 @@ class VLLMEngine:
         self._stance = partial(torch.compiler.set_stance, "force_eager") if enforce_eager else nullcontext
         self._tokenizer = self.llm.get_tokenizer()
         self._tokens_per_step = self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+        self._processor = AutoProcessor.from_pretrained(model_path)
         # One thread: vLLM's renderer is not meant to be entered twice at a time.
         self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
 
@@ -212,6 +215,8 @@ class VLLMEngine:
         except Exception as error:  # whatever the renderer raises, the user needs to know which sample it was
             raise SampleError(prompt.uid, f"the engine cannot render the prompt: {error}") from error
         check_prompt_ids(prompt, engine_input["prompt_token_ids"])
+        if prompt.videos:
+            correct_times(engine_input, seconds_per_grid(self._processor, prompt))
         return engine_input
 
     def _admit(self, pending: list[tuple[list[GenerateRequest], Future]], in_flight: dict) -> None:

@@ -34,6 +34,15 @@ def prompt_dict(prompt: PreparedSample) -> dict[str, Any]:
     return result
 
 
+def correct_times(engine_input: Any, seconds: list[float]) -> None:
+    """Write the videos' real seconds per temporal patch into vLLM's rendered prompt, where it holds them."""
+    import torch
+
+    for item, value in zip(engine_input.get("mm_kwargs", {}).get("video", ()), seconds, strict=False):
+        if "second_per_grid_ts" in item:
+            item["second_per_grid_ts"].data = torch.tensor(value)
+
+
 def sampling_params(request: GenerateRequest) -> Any:
     """vLLM's SamplingParams of one request: exactly what the SamplingSpec says."""
     from vllm import SamplingParams

@@ -1,0 +1,106 @@
+"""Parity of engine ids and log-probs for the other model families, and where text continues after a video."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_CORPUS
+from rollout_helpers import MODALITIES, make_requests, make_sample, reference_logprobs
+from tiny_families import FAMILIES, build
+
+from rollout.engines.hf import HFEngine
+from rollout.positions import chain_positions
+from rollout.tokens import model_token_ids, seconds_per_grid
+from rollout.types import SamplingSpec
+from rollout.weight_sync import WeightSync, hub_weight_names, logprob_gate
+
+BOUND = {"glm4v": 3e-5}
+"""Largest difference of log-probs in float32 where it is not 1e-5: sharper random weights amplify rounding."""
+LIMITS = {
+    ("glm4v", "two videos"): "At most 1 video",  # vLLM's limit for this model
+    ("glm4v", "image and video"): "Image features and image tokens do not match",  # transformers' own forward
+}
+
+
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "glm4v"])
+def family(request, tmp_path_factory, vllm_engine):
+    """(name, folder, processor, model, vLLM engine, transformers engine) of one family."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    from rollout.engines.vllm import VLLMEngine
+
+    folder = build(request.param, tmp_path_factory.mktemp(request.param), TINY_CORPUS)
+    engine = VLLMEngine(
+        folder, dtype="float32", max_model_len=1024, max_num_seqs=16, limit_images=2, limit_videos=2, enforce_eager=True
+    )
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    yield request.param, folder, AutoProcessor.from_pretrained(folder), model, engine, HFEngine(folder)
+    engine.close()
+
+
+def gate(family, engine, modality):
+    name, folder, processor, model, *_ = family
+    banned, stop = model_token_ids(folder)
+    spec = SamplingSpec(n=2, max_tokens=8, banned_ids=banned, stop_ids=stop)
+    return logprob_gate(
+        engine,
+        make_requests([make_sample(processor, modality)], spec),
+        lambda prompt, tokens: reference_logprobs(model, processor, prompt, tokens, 1.0, banned),
+        BOUND.get(name, 1e-5),
+    )
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_ids_and_logprobs_equal_the_models(family, modality):
+    name, *_, engine, hf_engine = family
+    if (name, modality) in LIMITS:
+        with pytest.raises((RuntimeError, ValueError), match=LIMITS[name, modality]):
+            gate(family, engine, modality)
+        return
+    assert gate(family, engine, modality).num_tokens > 0
+    assert gate(family, hf_engine, modality).num_tokens > 0
+
+
+def test_weights_follow_under_checkpoint_names(family):
+    name, folder, _, model, *engines = family
+    module, cls = FAMILIES[name].rsplit(".", 1)
+    checkpoint_name = getattr(import_module(module), cls)().to_checkpoint_name
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2 * parameter.std())
+    for engine in engines:
+        with pytest.raises(RuntimeError, match="disagree about token"):
+            gate(family, engine, "video")
+        WeightSync(engine, hub_weight_names(folder)).sync(
+            1, lambda: ((checkpoint_name(n), p) for n, p in model.named_parameters())
+        )
+        gate(family, engine, "video")
+
+
+def test_text_continues_after_the_longest_axis():
+    """Two text tokens, a video of 4 x 2 x 3 merged patches, two text tokens; transformers' rule as the input."""
+    patches = torch.from_numpy(np.indices((4, 2, 3)).reshape(3, -1))
+    text = torch.arange(2).expand(3, -1)
+    transformers_rule = torch.cat([text, patches + 2, text + 2 + 3], dim=1)
+    kinds = torch.tensor([0, 0] + [2] * 24 + [0, 0])
+    chained = chain_positions(transformers_rule, kinds)
+    assert chained[:, :26].tolist() == transformers_rule[:, :26].tolist()
+    assert chained[:, 26:].tolist() == [[6, 7]] * 3
+    # An image is wider than it is long in time: nothing changes.
+    image = torch.from_numpy(np.indices((1, 2, 3)).reshape(3, -1))
+    positions = torch.cat([text, image + 2, text + 2 + 3], dim=1)
+    assert chain_positions(positions, torch.tensor([0, 0] + [1] * 6 + [0, 0])).tolist() == positions.tolist()
+
+
+def test_seconds_per_grid_come_from_the_metadata(tiny_model_dir):
+    """8 fps and 29.97 fps, every fourth frame, two frames per patch: 8/8 and 8/29.97 seconds."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(tiny_model_dir)
+    prompt = make_sample(processor, "two videos")
+    assert seconds_per_grid(processor, prompt) == pytest.approx([1.0, 8 / 29.97])
