@@ -49,7 +49,7 @@ def f64(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def close(got, want):
+def assert_close(got, want):
     torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), rtol=1e-9, atol=1e-12)
 
 
@@ -60,7 +60,7 @@ def test_on_policy_gradient_is_the_policy_gradient(algorithm):
     batch = token_batch(OLD, OLD, ADVANTAGE, RESPONSE)
     batch = type(batch)(**{**batch.__dict__, "logprobs": logprobs})
     algorithm.token_loss(batch).loss.sum().backward()
-    close(logprobs.grad, -ADVANTAGE)
+    assert_close(logprobs.grad, -ADVANTAGE)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_gspo_by_the_papers_equations():
     s = [math.exp((0.1 - 0.3 + 0.25) / 3), math.exp((0.4 - 0.1) / 2)]
     objective = (min(s[0] * 1.5, min(s[0], 1.01) * 1.5) + min(s[1] * -0.7, max(min(s[1], 1.01), 0.95) * -0.7)) / 2
     loss = (algorithm.token_loss(batch).loss * algorithm.token_weights(batch, Counts(5, 2))).sum()
-    close(loss, -objective)
+    assert_close(loss, -objective)
 
 
 def test_gspo_token_equals_gspo_for_equal_advantages_in_value_and_gradient():
@@ -93,8 +93,8 @@ def test_gspo_token_equals_gspo_for_equal_advantages_in_value_and_gradient():
         loss = (algorithm.token_loss(batch).loss * algorithm.token_weights(batch, Counts(5, 2))).sum()
         loss.backward()
         results.append((loss.detach(), logprobs.grad))
-    close(results[1][0], results[0][0])
-    close(results[1][1], results[0][1])
+    assert_close(results[1][0], results[0][0])
+    assert_close(results[1][1], results[0][1])
 
 
 def test_cispo_weights_are_clipped_and_carry_no_gradient():
@@ -103,9 +103,9 @@ def test_cispo_weights_are_clipped_and_carry_no_gradient():
     batch = type(batch)(**{**batch.__dict__, "logprobs": logprobs})
     out = CISPO(clip_low=0.1, clip_high=0.2).token_loss(batch)
     weight = (NEW - OLD).exp().clamp(0.9, 1.2)
-    close(out.loss, -weight * ADVANTAGE * NEW)
+    assert_close(out.loss, -weight * ADVANTAGE * NEW)
     out.loss.sum().backward()
-    close(logprobs.grad, -weight * ADVANTAGE)
+    assert_close(logprobs.grad, -weight * ADVANTAGE)
     assert out.diagnostics["clip_high"].tolist() == [0, 0, 1, 1, 0]
     assert out.diagnostics["clip_low"].tolist() == [0, 1, 0, 0, 0]
 
@@ -114,17 +114,17 @@ def test_sapo_by_the_papers_formula():
     out = SAPO(tau_positive=1.0, tau_negative=1.05).token_loss(token_batch(NEW, OLD, ADVANTAGE, RESPONSE))
     ratio = (NEW - OLD).exp()
     tau = f64(1, 1, 1, 1.05, 1.05)
-    close(out.loss, -(1 / (1 + (-tau * (ratio - 1)).exp())) * 4 / tau * ADVANTAGE)
+    assert_close(out.loss, -(1 / (1 + (-tau * (ratio - 1)).exp())) * 4 / tau * ADVANTAGE)
 
 
 def test_rloo_is_the_leave_one_out_difference():
     got = RLOO().advantages(table([1.0, 0.0, 0.5, 7.0], [0, 0, 0, 1]))
-    close(got, [1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 0.0])
+    assert_close(got, [1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 0.0])
 
 
 def test_remax_subtracts_the_greedy_reward():
     rewards = table([1.0, 0.0, 0.5], [0, 0, 1], greedy_total=f64(0.25, 1.0))
-    close(ReMax().advantages(rewards), [0.75, -0.25, -0.5])
+    assert_close(ReMax().advantages(rewards), [0.75, -0.25, -0.5])
     assert ReMax().needs.greedy_baseline
     with pytest.raises(ValueError, match="greedy"):
         ReMax().advantages(table([1.0], [0]))
@@ -167,7 +167,7 @@ def test_passk_equals_the_mean_over_all_subsets(wrong, total, k):
 def test_passk_per_group():
     rewards = table([1.0, 0.0, 0.0, 1.0, 1.0, 1.0], [0, 0, 0, 1, 1, 1])
     high, low = passk_advantages(2, 3, 2)
-    close(PassK(k=2).advantages(rewards), [high, low, low, 0, 0, 0])
+    assert_close(PassK(k=2).advantages(rewards), [high, low, low, 0, 0, 0])
     with pytest.raises(ValueError, match="k=4 needs"):
         PassK(k=4).advantages(rewards)
 
@@ -177,8 +177,8 @@ def test_luffy_shapes_offline_tokens_only():
     out = Luffy(gamma=0.1).token_loss(token_batch(NEW, OLD, ADVANTAGE, RESPONSE, off_policy=off))
     p = NEW.exp()
     want = -p / (p + 0.1) * ADVANTAGE
-    close(out.loss[:3], want[:3])
-    close(out.loss[3:], GRPO().token_loss(token_batch(NEW, OLD, ADVANTAGE, RESPONSE)).loss[3:])
+    assert_close(out.loss[:3], want[:3])
+    assert_close(out.loss[3:], GRPO().token_loss(token_batch(NEW, OLD, ADVANTAGE, RESPONSE)).loss[3:])
 
 
 def test_dapo_overlong_by_hand():
@@ -186,7 +186,7 @@ def test_dapo_overlong_by_hand():
     assert got.tolist() == pytest.approx([0, 0, -0.5, -1, -1])
     dapo = DAPO(overlong_max=100, overlong_buffer=20, advantage=GroupAdvantage(std="none"))
     rewards = table([1.0, 1.0], [0, 0], lengths=torch.tensor([10, 100]))
-    close(dapo.advantages(rewards), [0.5, -0.5])
+    assert_close(dapo.advantages(rewards), [0.5, -0.5])
     assert dapo.aggregation == "token-mean"
     assert dapo.clip_high == 0.28
 
@@ -198,18 +198,18 @@ def test_dapo_keeps_groups_with_spread():
 
 def test_dr_grpo_has_no_spread_and_a_constant_divisor():
     algorithm = DrGRPO(max_tokens=10)
-    close(algorithm.advantages(table([1.0, 0.0], [0, 0])), [0.5, -0.5])
+    assert_close(algorithm.advantages(table([1.0, 0.0], [0, 0])), [0.5, -0.5])
     batch = token_batch(OLD, OLD, ADVANTAGE, RESPONSE)
-    close(algorithm.token_weights(batch, Counts(5, 2)), [1 / 20] * 5)
+    assert_close(algorithm.token_weights(batch, Counts(5, 2)), [1 / 20] * 5)
 
 
 def test_kl_estimators_by_hand():
     new, ref = f64(-1.0, -2.0), f64(-1.5, -1.0)
-    close(kl_estimate(new, ref, "k1"), [0.5, -1.0])
+    assert_close(kl_estimate(new, ref, "k1"), [0.5, -1.0])
     for kind in ("k2", "mse"):
-        close(kl_estimate(new, ref, kind), [0.125, 0.5])
-    close(kl_estimate(new, ref, "abs"), [0.5, 1.0])
-    close(kl_estimate(new, ref, "k3"), [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0])
+        assert_close(kl_estimate(new, ref, kind), [0.125, 0.5])
+    assert_close(kl_estimate(new, ref, "abs"), [0.5, 1.0])
+    assert_close(kl_estimate(new, ref, "k3"), [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0])
     for kind in ("k1", "k2", "k3", "abs"):
         assert torch.autograd.gradcheck(lambda x, k=kind: kl_estimate(x, ref, k), (new.clone().requires_grad_(),))
     with pytest.raises(ValueError, match="k4"):
@@ -248,11 +248,11 @@ def test_clip_schedule_by_hand():
 def test_task_spread_is_a_running_mean_of_moments():
     advantage = GroupAdvantage(std="task", decay=0.5, eps=0.0)
     first = table([1.0, 0.0], [0, 0], tasks=("a",))
-    close(advantage(first.total, first), [1.0, -1.0])  # mean 0.5, mean square 0.5: spread 0.5
+    assert_close(advantage(first.total, first), [1.0, -1.0])  # mean 0.5, mean square 0.5: spread 0.5
     second = table([1.0, 1.0, 3.0, 1.0], [0, 0, 1, 1], tasks=("a", "b"))
     got = advantage(second.total, second)
     # Task a: moments (0.75, 0.75), spread sqrt(0.1875); task b starts at (2, 5), spread 1.
-    close(got, [0.0, 0.0, 1.0, -1.0])
+    assert_close(got, [0.0, 0.0, 1.0, -1.0])
     assert advantage.moments["a"] == pytest.approx((0.75, 0.75))
     other = GroupAdvantage(std="task")
     other.load_state(advantage.state())
@@ -278,7 +278,7 @@ def test_importance_correction_by_hand(settings, weights, outside):
     ratio = f64(1.1, 0.8, 1.3, 1.5, 0.9)  # products: 1.144 and 1.35
     batch = token_batch(OLD, OLD, ADVANTAGE, RESPONSE, rollout_logprobs=OLD - ratio.log())
     got, out = ImportanceCorrection(**settings)(batch)
-    close(got, weights)
+    assert_close(got, weights)
     assert out.tolist() == outside
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tiny_families import FAMILIES, build
 
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.policy import PolicyModel
@@ -34,6 +35,7 @@ OTHER = [
     {"name": "nothing", "kinds": ["video", "text"], "lost_ranks": [0, 1]},
     {"name": "frozen", "kinds": ["text", "video"], "frozen": ["vision_tower", "merger"]},
     {"name": "several", "kinds": FOUR, "update_batch_size": 2},
+    {"name": "kl", "kinds": FOUR, "kl": True},
 ]
 
 
@@ -58,9 +60,16 @@ def one_rank(tiny_model_dir):
     policy = PolicyModel(family.load(str(tiny_model_dir), torch.float32), family)
     processor = load_processor(tiny_model_dir)
 
-    def run(case, drop=()):
+    def run(case, drop=(), kl=False):
+        penalty = KLPenalty(beta=0.1, kind="k2") if kl else None
+        reference = PolicyModel(family.load(str(tiny_model_dir), torch.float32), family) if kl else None
+        if reference is not None:
+            for parameter in reference.parameters():
+                parameter.data.mul_(1.01)
+        settings = UpdateSettings(clip_norm=None)
+        algorithm = GRPO(clip_high=0.28, kl=penalty)
         updater = PolicyUpdater(
-            policy, GRPO(clip_high=0.28), PaddedLayout(), context(family, processor), UpdateSettings(clip_norm=None)
+            policy, algorithm, PaddedLayout(), context(family, processor), settings, reference=reference
         )
         batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7))
         for index in sorted(drop, reverse=True):
@@ -114,6 +123,14 @@ def test_frozen_vision_tower_keeps_the_collectives_in_step(two_ranks, one_rank):
     assert not any("visual" in name for name in got)
     a, b = (torch.cat([g[n].flatten() for n in got]) for g in (got, want))
     assert float((a - b).norm() / b.norm()) < 1e-5
+
+
+def test_sharded_reference_gives_the_same_penalty(two_ranks, one_rank):
+    results, _ = two_ranks
+    metrics, _ = one_rank(OTHER[4], kl=True)
+    assert metrics["policy/kl_ref"] > 1e-6
+    assert results["kl"]["policy/kl_ref"] == pytest.approx(metrics["policy/kl_ref"], rel=1e-4)
+    assert_same(two_ranks, "kl", one_rank(OTHER[4], kl=True))
 
 
 def test_several_updates_happen_on_every_rank(two_ranks):

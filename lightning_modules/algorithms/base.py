@@ -163,6 +163,7 @@ class Algorithm(ABC):
             raise ValueError("aggregation='seq-mean-token-sum-norm' divides by max_tokens: set it (> 0)")
         self.aggregation = aggregation
         self.max_tokens = max_tokens
+        self.step = 0
         self.kl = kl if kl is not None and (kl.beta > 0 or kl.target is not None) else None
 
     @property
@@ -173,8 +174,9 @@ class Algorithm(ABC):
         old = self.base_needs.old_logprobs or self.kl.where == "reward"
         return replace(self.base_needs, ref_logprobs=True, old_logprobs=old)
 
-    def begin_step(self, step: int) -> None:  # noqa: B027 - optional hook, most algorithms have no schedule
-        """Called before every RL step with its number, for schedules."""
+    def begin_step(self, step: int) -> None:
+        """Called before every RL step with its number; schedules override it."""
+        self.step = step
 
     def keep_groups(self, rewards: RewardTable) -> torch.Tensor:
         """Bool [groups]: which groups are worth training on; only asked with `dynamic_sampling`."""

@@ -102,6 +102,7 @@ class GRPO(Algorithm):
 
     def begin_step(self, step: int) -> None:
         """See `Algorithm.begin_step`: place the clip range."""
+        super().begin_step(step)
         if self.clip_schedule is not None:
             part = min(1.0, step / max(1, self.clip_schedule.steps))
             self.clip_low = self._first_low + part * (self.clip_schedule.low - self._first_low)

@@ -156,7 +156,8 @@ def _by_segments(
 def _flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    # Row lengths differ in every micro-batch: static shapes would recompile until torch gives up and goes dense.
+    return torch.compile(flex_attention, dynamic=True)
 
 
 @functools.cache
@@ -171,3 +172,4 @@ def register() -> str:
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
     """Masks are the plan's business; transformers must not build an [L, L] one."""
+    return None

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.kl import KLPenalty
+from lightning_modules.families.base import PARTS
 from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
@@ -44,8 +46,20 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         micro_batch_tokens=case.get("budget", 10**6), clip_norm=None, update_batch_size=case.get("update_batch_size")
     )
     layout = LAYOUTS[case.get("layout", "shared_prefix")]()
+    kl = KLPenalty(beta=0.1, kind="k2") if case.get("kl") else None
+    reference = load_sharded(family, path, torch.float32, mesh, ShardOptions(), frozen_parts=PARTS) if kl else None
+    if reference is not None:
+        # Another reference than the policy, so that the penalty has a gradient.
+        for parameter in reference.parameters():
+            parameter.data.mul_(1.01)
     updater = PolicyUpdater(
-        policy, GRPO(clip_high=0.28), layout, context(family, processor), settings, sync_gradients=sync
+        policy,
+        GRPO(clip_high=0.28, kl=kl),
+        layout,
+        context(family, processor),
+        settings,
+        sync_gradients=sync,
+        reference=reference,
     )
     batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7), size=case.get("size", 64))
     part = rank_part(batch, dist.get_rank(), dist.get_world_size())
@@ -72,6 +86,8 @@ def main() -> None:
             save_file(gradients, Path(arguments["folder"]) / f"{case['name']}.safetensors")
     if dist.get_rank() == 0:
         Path(arguments["out"]).write_text(json.dumps(results))
+    cache.clear()
+    dist.barrier()  # a rank that leaves while gloo still serves the other one aborts
     dist.destroy_process_group()
 
 

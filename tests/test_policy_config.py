@@ -1,0 +1,57 @@
+"""Every algorithm and model config composes into a module that can be built; keys are the constructor's."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_class, instantiate
+
+from lightning_modules.grpo import GRPOLightningModule
+
+CONF = ROOT / "conf"
+
+
+def composed(*overrides: str):
+    with initialize_config_dir(str(CONF), version_base=None):
+        return compose("train", overrides=["run_dir=/tmp/none", *overrides])
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "algorithm").glob("*.yaml")))
+def test_every_algorithm_builds_a_module(name):
+    config = composed(f"algorithm={name}")
+    module = instantiate(config.module, _convert_="all")
+    assert isinstance(module, GRPOLightningModule)
+    assert type(module.algorithm).__name__ == config.algorithm._target_.rsplit(".", 1)[1]
+    assert module.update_settings.temperature == config.rollout.sampling.temperature
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "model").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_model_names_a_family(file: Path):
+    config = composed(f"model={file.stem}")
+    family = instantiate(config.model.family)
+    assert family.layouts == {"padded", "packed", "shared_prefix"}
+    assert {"parameters", "layers", "hidden", "vocabulary"} <= set(config.model.size)
+
+
+def test_module_yaml_says_every_option():
+    config = composed()
+    options = {name for name in inspect.signature(GRPOLightningModule.__init__).parameters if name != "self"}
+    assert set(config.module) - {"_target_"} == options
+    optimizer = get_class(config.module.optimizer._target_)
+    fields = set(inspect.signature(optimizer).parameters)
+    assert set(config.module.optimizer) - {"_target_"} == fields
+
+
+def test_main_experiment_says_what_the_report_lists():
+    config = composed("experiment=qwen3vl_8b", "data.train_files=x.json")
+    module = instantiate(config.module, _convert_="all")
+    algorithm, optimizer, update = module.algorithm, module.optimizer_settings, module.update_settings
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl) == (0.2, 0.28, None)
+    assert (optimizer.lr, optimizer.schedule, optimizer.weight_decay) == (1e-6, "constant", 0.01)
+    assert tuple(optimizer.betas) == (0.9, 0.999)
+    assert (update.update_batch_size, update.temperature) == (256, 1.0)
+    assert not module.algorithm.needs.old_logprobs

@@ -1,0 +1,181 @@
+"""What can be switched on: KL, entropy bonus, importance correction, mismatch gate, dynamic sampling."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from policy_helpers import load_processor, make_batch
+from test_policy_update import make_module, make_updater, weights
+
+from lightning_modules.algorithms.advantage import GroupAdvantage
+from lightning_modules.algorithms.base import DynamicSampling
+from lightning_modules.algorithms.dapo import DAPO
+from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.importance import ImportanceCorrection
+from lightning_modules.algorithms.kl import KLPenalty
+from lightning_modules.collect import collect
+from lightning_modules.dynamic_sampling import _fair_shares
+from lightning_modules.metrics import MetricBag
+from lightning_modules.mismatch import MismatchGate
+from lightning_modules.optim import OptimizerSettings
+from rewards.base import Score
+
+
+@pytest.fixture(scope="module")
+def processor(tiny_model_dir):
+    return load_processor(tiny_model_dir)
+
+
+def sgd_update(tiny_model_dir, processor, algorithm, batch=None, **settings):
+    module = make_module(tiny_model_dir, algorithm=algorithm, **settings)
+    before = weights(module)
+    module.update(
+        batch or make_batch(processor, ("video", "text")), torch.optim.SGD(module.policy.parameters(), lr=0.1)
+    )
+    return module, {n: v - before[n] for n, v in weights(module).items()}
+
+
+def test_kl_off_keeps_no_reference_and_kl_on_does(tiny_model_dir, processor):
+    module, _ = sgd_update(tiny_model_dir, processor, GRPO())
+    assert "reference" not in module._unregistered
+    module, _ = sgd_update(tiny_model_dir, processor, GRPO(kl=KLPenalty(beta=0.1)))
+    assert module.step_metrics["policy/kl_ref"] == pytest.approx(0.0, abs=1e-9)
+    reference = module._unregistered["reference"]
+    assert not any(p.requires_grad for p in reference.parameters())
+    assert not any("reference" in name for name, _ in module.named_parameters())
+    module.update(make_batch(processor, ("video",)), torch.optim.SGD(module.policy.parameters(), lr=0.0))
+    assert module.step_metrics["policy/kl_ref"] > 1e-6, "the policy has moved, the reference has not"
+
+
+def test_kl_in_the_loss_pulls_back_to_the_reference(tiny_model_dir, processor):
+    module = make_module(tiny_model_dir, algorithm=GRPO(kl=KLPenalty(beta=1.0, kind="k2")))
+    with torch.no_grad():
+        for parameter in module.policy.hf.model.language_model.parameters():
+            parameter.mul_(1.02)
+    batch = make_batch(processor, ("text",), n=4)
+    batch.scores[0] = tuple(Score(1.0, 1.0, 1.0) for _ in range(4))  # no advantage: only the penalty acts
+    optimizer = torch.optim.SGD(module.policy.parameters(), lr=0.002)
+    divergence = []
+    for _ in range(4):
+        module.update(batch, optimizer)
+        divergence.append(module.step_metrics["policy/kl_ref"])
+    assert divergence[-1] < 0.9 * divergence[0]
+    assert module.step_metrics["groups/zero_variance"] == 1.0
+
+
+def test_kl_in_the_reward_lowers_rewards_before_advantages(tiny_model_dir, processor):
+    kl = KLPenalty(beta=0.5, kind="k1", where="reward")
+    module = make_module(tiny_model_dir, algorithm=GRPO(kl=kl, advantage=GroupAdvantage(std="none")))
+    with torch.no_grad():
+        module.policy.hf.lm_head.weight.mul_(1.1)
+    batch = make_batch(processor, ("text",))
+    updater = module.updater()
+    data = collect(batch)
+    old = updater.score(module.policy, data, data.keys)
+    ref = updater.score(updater.reference, data, data.keys)
+    cache = updater._cache(data, MetricBag(), old_needed=True)
+    total = torch.tensor([s.total - 0.5 * float((old[0, i] - ref[0, i]).sum()) for i, s in enumerate(batch.scores[0])])
+    for i, advantage in enumerate(total - total.mean()):
+        assert float(cache.advantages[0, i]) == pytest.approx(float(advantage), abs=1e-5)
+
+
+def test_entropy_bonus_raises_entropy(tiny_model_dir, processor):
+    batch = make_batch(processor, ("text",))
+    batch.scores[0] = tuple(Score(1.0, 1.0, 1.0) for _ in range(3))
+    module = make_module(tiny_model_dir, update_options={"entropy_bonus": 1.0})
+    optimizer = torch.optim.SGD(module.policy.parameters(), lr=0.05)
+    entropies = []
+    for _ in range(3):
+        module.update(batch, optimizer)
+        entropies.append(module.step_metrics["policy/entropy"])
+    assert entropies[0] < entropies[1] < entropies[2]
+
+
+def test_importance_correction_scales_the_update(tiny_model_dir, processor):
+    """An engine that reports half the probability gives ratio 2; truncation at 1.5 scales the gradient by 1.5."""
+    batch = make_batch(processor, ("video", "text"))
+    updater = make_updater(tiny_model_dir, processor)
+    data = collect(batch)
+    exact = updater.score(updater.policy, data, data.keys)
+    for (g, r), logprobs in exact.items():
+        response = batch.groups[g].responses[r]
+        response.logprobs[:] = logprobs.numpy() - math.log(2.0)
+    options = {"importance": ImportanceCorrection(mode="truncate", high=1.5)}
+    module, scaled = sgd_update(tiny_model_dir, processor, GRPO(), batch, update_options=options, optimizer=NO_CLIP)
+    _, plain = sgd_update(tiny_model_dir, processor, GRPO(), batch, optimizer=NO_CLIP)
+    name = "hf.lm_head.weight"
+    torch.testing.assert_close(scaled[name], 1.5 * plain[name], rtol=1e-3, atol=1e-7)
+    assert module.step_metrics["mismatch/importance"] == pytest.approx(1.5)
+    assert module.step_metrics["mismatch/importance_outside"] == 1.0
+    assert module.step_metrics["mismatch/max_diff_video"] == pytest.approx(math.log(2.0), abs=1e-4)
+
+
+NO_CLIP = OptimizerSettings(clip_norm=None)
+
+
+def test_mismatch_metrics_and_gate(tiny_model_dir, processor):
+    batch = make_batch(processor, ("video", "text"))
+    updater = make_updater(tiny_model_dir, processor)
+    data = collect(batch)
+    for (g, r), logprobs in updater.score(updater.policy, data, data.keys).items():
+        batch.groups[g].responses[r].logprobs[:] = logprobs.numpy()
+    module = make_module(tiny_model_dir, mismatch_gate=MismatchGate(max_kl=1e-3, max_diff=1e-2))
+    optimizer = torch.optim.SGD(module.policy.parameters(), lr=0.0)
+    module.update(batch, optimizer)
+    assert module.step_metrics["mismatch/max_diff"] < 1e-4
+    assert module.step_metrics["mismatch/pearson"] == pytest.approx(1.0, abs=1e-6)
+    batch.groups[0].responses[0].logprobs[:] -= 2.0  # a stale cache for videos
+    with pytest.raises(RuntimeError, match=r"mismatch/kl_video=.*mismatch/max_diff_video=2"):
+        module.update(batch, optimizer)
+    patient = MismatchGate(max_kl=0.1, patience=2)
+    patient.check({"mismatch/kl": 0.2})
+    patient.check({"mismatch/kl": 0.0})
+    patient.check({"mismatch/kl": math.nan})
+    with pytest.raises(RuntimeError, match="disagree"):
+        patient.check({"mismatch/kl_image": 0.2})
+
+
+def dapo(**sampling):
+    return DAPO(dynamic_sampling=DynamicSampling(**sampling))
+
+
+def informative(processor, wanted, seed=0):
+    """A batch whose group i has different accuracies only where `wanted[i]`."""
+    batch = make_batch(processor, ("text",) * len(wanted), seed=seed)
+    for i, good in enumerate(wanted):
+        batch.scores[i] = tuple(Score(float(good and k == 0), 1.0, float(good and k == 0)) for k in range(3))
+    return batch
+
+
+def test_dynamic_sampling_waits_until_the_batch_is_full(tiny_model_dir, processor):
+    module = make_module(tiny_model_dir, algorithm=dapo(target_groups=3))
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.update(informative(processor, (True, False)), optimizer)
+    assert (module.rl_step, module.weights_version) == (1, 0)
+    assert module.step_metrics["dynamic_sampling/kept_fraction"] == 0.5
+    saved = module.buffer.state()
+    module.update(informative(processor, (True, True), seed=1), optimizer)
+    assert (module.rl_step, module.weights_version) == (2, 1)
+    assert module.step_metrics["groups/trained"] == 3
+    resumed = make_module(tiny_model_dir, algorithm=dapo(target_groups=3))
+    resumed.configure_callbacks()[0].load_state_dict(saved)
+    resumed.update(informative(processor, (True, True), seed=1), resumed.configure_optimizers()["optimizer"])
+    assert resumed.step_metrics == module.step_metrics | {"train/skipped_empty_total": 0.0}
+    for (name, a), b in zip(weights(module).items(), weights(resumed).values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_dynamic_sampling_ends_a_hopeless_search(tiny_model_dir, processor):
+    module = make_module(tiny_model_dir, algorithm=dapo(max_rounds=2))
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.update(informative(processor, (False,)), optimizer)
+    with pytest.raises(RuntimeError, match="2 rollout batches held no group"):
+        module.update(informative(processor, (False,)), optimizer)
+
+
+def test_surplus_groups_are_taken_from_the_fullest_rank():
+    assert _fair_shares([5, 2], 4) == [2, 2]
+    assert _fair_shares([1, 6, 2], 5) == [1, 2, 2]
+    assert _fair_shares([1, 2], 9) == [1, 2]
