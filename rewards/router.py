@@ -186,7 +186,14 @@ class RewardRouter:
             pending = self._start_pool().submit(name, query, answer.text, task.time_limit(query))
         else:
             pending = self._start_threads().submit(_guarded, task, query, answer.text)
-        pending.add_done_callback(lambda done: result.set_result(self._finish(query, answer, task, done.result())))
+
+        def relay(done: Future[Verdict]) -> None:
+            try:
+                result.set_result(self._finish(query, answer, task, done.result()))
+            except BaseException as error:  # noqa: BLE001 - a callback's exception would be lost and the caller wait forever
+                result.set_exception(error)
+
+        pending.add_done_callback(relay)
         return result
 
     def _finish(self, query: Query, answer: Answer, task: TaskReward, verdict: Verdict) -> Score:

@@ -219,3 +219,12 @@ def test_throughput() -> None:
         used = processor_seconds(router) - before
     assert status == {"ok": 2048}
     assert min(seconds, used / 2) < 10.0, f"{seconds:.1f} s, {used:.1f} s of processor time"
+
+
+def test_a_term_that_fails_on_a_slow_type_raises_instead_of_hanging() -> None:
+    class Broken:
+        def __call__(self, query: Query) -> float:
+            raise KeyError("num_tokens")
+
+    with RewardRouter(terms={"broken": Broken()}, workers=1) as router, pytest.raises(KeyError):
+        router.submit(response="\\boxed{x}", ground_truth="y", problem_type="math").result(timeout=60)

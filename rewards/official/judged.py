@@ -96,7 +96,8 @@ def vcr_bench(query: Query) -> float | None:
 def _plain_list(text: str) -> list[float] | None:
     text = text.strip()
     value = find_structure(text, (list,)) if text.startswith("[") and text.endswith("]") else None
-    if value is None or len(value) not in (2, 4) or not all(type(x) in (int, float) for x in value):
+    kinds = (int, float) if value is not None and len(value) == 2 else (int,)
+    if value is None or len(value) not in (2, 4) or not all(type(x) in kinds for x in value):
         return None
     return [float(x) for x in value]
 
@@ -157,7 +158,7 @@ def _mmvu_open(answer: str, target: str) -> bool:
 def binary_verdict(reply: str) -> float:
     """1 when a judge's reply says "Judgement: 1", whatever the markdown, case and spacing; else 0."""
     text = re.sub(r"[*_`#]", "", reply)
-    found = re.findall(r"judge?ment\s*[:：]\s*([01])(?!\d)", text, re.IGNORECASE)
+    found = re.findall(r"judge?ment\s*(?:[:：]|is)\s*[\[(\"']?\s*([01])(?![\d.]*\d)", text, re.IGNORECASE)
     if found:
         return float(found[-1])
     return float(text.strip() == "1")
