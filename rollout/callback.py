@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from rollout.engines.lockstep import LockStepEngine
+from rollout.model_folder import model_folder
 from rollout.seeds import response_seed
 from rollout.tokens import model_token_ids
 from rollout.types import Engine, GenerateRequest, GroupSink, Response, RolloutGroup, SamplingSpec
@@ -39,7 +40,7 @@ class ColocatedEngineCallback(L.Callback):
     Args:
         engine: builds the engine; called once the process group exists.
         sampling: how responses are drawn. Empty `banned_ids` and `stop_ids` are filled from the model folder.
-        model_path: the folder that placeholder ids, stop ids and weight names are read from.
+        model_path: the model's folder (or hub name) that placeholder ids, stop ids and weight names are read from.
         seed: the run's seed.
         check_weights: compare the names of every sync with the checkpoint and refuse weights that are not finite.
     """
@@ -53,7 +54,7 @@ class ColocatedEngineCallback(L.Callback):
         check_weights: bool = True,
     ) -> None:
         self._build = engine
-        self._model_path = Path(model_path)
+        self._model_path = model_path
         self._seed = seed
         self._check_weights = check_weights
         self._requested = sampling if isinstance(sampling, SamplingSpec) else SamplingSpec(**sampling)
@@ -84,7 +85,7 @@ class ColocatedEngineCallback(L.Callback):
         engine = self._build()
         ranks = getattr(engine, "tensor_parallel_size", 1)
         self.engine = LockStepEngine(engine, ranks) if ranks > 1 else engine
-        expected = hub_weight_names(self._model_path) if self._check_weights else None
+        expected = hub_weight_names(model_folder(self._model_path)) if self._check_weights else None
         self._sync = WeightSync(self.engine, expected, check_finite=self._check_weights)
         self.engine.sleep()
         log.info("engine ready after %.1f s", time.monotonic() - started)
@@ -175,7 +176,7 @@ def resolve_sampling(spec: SamplingSpec, model_path: str | Path) -> SamplingSpec
     """Fill empty `banned_ids` and `stop_ids` from the model folder."""
     banned, stop = tuple(spec.banned_ids), tuple(spec.stop_ids)
     if not banned or not stop:
-        model_banned, model_stop = model_token_ids(model_path)
+        model_banned, model_stop = model_token_ids(model_folder(model_path))
         banned, stop = banned or model_banned, stop or model_stop
     return dataclasses.replace(spec, banned_ids=banned, stop_ids=stop)
 

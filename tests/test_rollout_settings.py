@@ -113,3 +113,15 @@ def test_sampling_specs_are_checked():
         SamplingSpec(n=0)
     with pytest.raises(ValueError, match=r"temperature=-1"):
         dataclasses.replace(SamplingSpec(), temperature=-1)
+
+
+def test_model_folders_and_hub_names(tiny_model_dir, tmp_path):
+    from rollout.model_folder import model_folder
+
+    assert model_folder(tiny_model_dir) == tiny_model_dir
+    with pytest.raises(ValueError, match=r"holds no config.json; give the folder"):
+        model_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"model_path=nobody/no-such-model is no folder here"):
+        model_folder("nobody/no-such-model")
+    with pytest.raises(ValueError, match=r"holds no config.json"):
+        model_folder("no/such/folder")

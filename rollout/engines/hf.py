@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
+from rollout.model_folder import model_folder
 from rollout.positions import chain_positions
 from rollout.tokens import seconds_per_grid
 from rollout.types import GenerateRequest, Response, SampleError
@@ -29,7 +30,7 @@ class HFEngine:
     its own generator, so that its tokens do not depend on its neighbours.
 
     Args:
-        model_path: Hugging Face folder.
+        model_path: Hugging Face folder or hub name.
         dtype: precision of the copy ("float32", "bfloat16", "float16").
         device: where the copy lives; None = the current CUDA device, else CPU.
         max_model_len: longest prompt + response in tokens; None = no limit.
@@ -45,11 +46,10 @@ class HFEngine:
         max_model_len: int | None = None,
         attn_implementation: str = "sdpa",
     ) -> None:
-        if not (Path(model_path) / "config.json").is_file():
-            raise ValueError(f"model_path={model_path} holds no config.json; give the folder of a Hugging Face model")
         import torch
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
+        model_path = model_folder(model_path)
         self.max_model_len = max_model_len
         self.needs_weights = False
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

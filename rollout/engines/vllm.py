@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
 from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
 from rollout.engines.vllm_input import correct_times, prompt_dict, sampling_params
+from rollout.model_folder import model_folder
 from rollout.tokens import seconds_per_grid
 from rollout.types import GenerateRequest, Response, SampleError
 
@@ -42,7 +43,7 @@ class VLLMEngine:
     `rollout.engines.lockstep`).
 
     Args:
-        model_path: Hugging Face folder; gives architecture, tokenizer, processor and the first weights.
+        model_path: Hugging Face folder or hub name; gives architecture, tokenizer, processor and the first weights.
         dtype: engine precision ("bfloat16", "float16", "float32").
         max_model_len: longest prompt + response in tokens.
         tensor_parallel_size: ranks that share one engine.
@@ -82,11 +83,11 @@ class VLLMEngine:
         quiet: bool = True,
         extra_options: Mapping[str, Any] | None = None,
     ) -> None:
-        _check_arguments(model_path, tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
+        _check_arguments(tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
         import torch
         from transformers import AutoProcessor
 
-        self.model_path = Path(model_path)
+        model_path = model_folder(model_path)
         self.max_model_len = max_model_len
         self.tensor_parallel_size = tensor_parallel_size
         self._device_sleeps = torch.cuda.is_available() and sleep_level > 0
@@ -335,11 +336,7 @@ def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _check_arguments(
-    model_path: str | Path, tensor_parallel_size: int, sleep_level: int, utilization: float, max_model_len: int
-) -> None:
-    if not (Path(model_path) / "config.json").is_file():
-        raise ValueError(f"model_path={model_path} holds no config.json; give the folder of a Hugging Face model")
+def _check_arguments(tensor_parallel_size: int, sleep_level: int, utilization: float, max_model_len: int) -> None:
     world = _world_size()
     if tensor_parallel_size < 1 or world % tensor_parallel_size:
         raise ValueError(f"rollout tensor_parallel_size={tensor_parallel_size} does not divide the {world} ranks")
