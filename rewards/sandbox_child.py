@@ -146,7 +146,8 @@ _NUMBERS = {  # name: (x86_64, aarch64); None where the architecture has no such
     "reboot": (169, 142), "swapon": (167, 224), "open_by_handle_at": (304, 265), "setsid": (112, 157),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424), "setpriority": (141, 140), "prlimit64": (302, 261),
-    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
 }  # fmt: skip
 ARCHITECTURE, COLUMN = MACHINES.get(platform.machine(), (0, 0))
 SYSCALLS = {name: numbers[COLUMN] for name, numbers in _NUMBERS.items() if numbers[COLUMN] is not None}
