@@ -154,7 +154,8 @@ class HFEngine:
                 inputs["position_ids"] = positions[:, None]
             output = self._model(**inputs, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
-            cache.batch_repeat_interleave(len(members))
+            # One copy per response; unlike batch_repeat_interleave it exists for linear-attention states, too.
+            cache.reorder_cache(torch.zeros(len(members), dtype=torch.int64, device=self._device))
             rows = [_Row(request, self._device) for request in members]
             logits = output.logits[:, -1].float().expand(len(members), -1)
             decoded = 1
