@@ -15,7 +15,8 @@ from rewards.sandbox import Limits, isolation_level, run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = ["namespaces", "filters"]
-LIMITS = Limits(wall_s=2.0, cpu_s=1)
+LIMITS = Limits(wall_s=30.0, cpu_s=10)
+SHORT = Limits(wall_s=2.0, cpu_s=1)
 
 # program: acceptable outcomes
 HOSTILE = {
@@ -44,7 +45,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_are_stopped(name: str, level: str) -> None:
     source, outcomes = HOSTILE[name]
-    run = run_python({"main.py": source}, limits=LIMITS, level=level)
+    run = run_python({"main.py": source}, limits=SHORT if outcomes == {"timeout"} else LIMITS, level=level)
     if run.outcome == "unavailable":
         pytest.skip(run.reason)
     assert run.outcome in outcomes, run
@@ -101,7 +102,7 @@ def test_without_isolation_nothing_runs_and_the_score_says_why() -> None:
 
 
 def judge(source: str, gold: str = "", task: Code | None = None, **fields: object):
-    return (task or Code(wall_s=2.0, cpu_s=1)).judge(Query("", gold, "code", fields=fields), source)
+    return (task or Code(wall_s=30.0, cpu_s=10)).judge(Query("", gold, "code", fields=fields), source)
 
 
 def passes(source: str, tests: object) -> bool:
@@ -159,7 +160,7 @@ def test_builtins_are_restored_before_every_condition() -> None:
 
 def test_limits_mask_or_count_as_wrong() -> None:
     loop = "def add(a, b):\n    while True: pass"
-    assert judge(loop, tests=ADD).status == "timeout"
+    assert judge(loop, task=Code(wall_s=2.0, cpu_s=1), tests=ADD).status == "timeout"
     counted = judge(loop, task=Code(wall_s=2.0, cpu_s=1, limits_are_wrong=True), tests=ADD)
     assert (counted.accuracy, counted.status) == (0.0, "ok")
     assert judge("x = 'a' * (10 << 30)", tests=ADD).status == "error"
