@@ -75,3 +75,14 @@ def restore_engine_weights(vllm_engine, tiny_model_dir: Path):
     from safetensors.torch import load_file
 
     vllm_engine.update_weights(load_file(tiny_model_dir / "model.safetensors").items())
+
+
+@pytest.fixture(scope="session")
+def tiny_assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny model, synthetic data and a short warm start, built by the scripts that a user's pipeline runs."""
+    from train_helpers import run
+
+    folder = tmp_path_factory.mktemp("assets")
+    run("experiment=tiny_cpu", f"assets_dir={folder}", script="scripts/build_tiny_assets.py")
+    run("experiment=tiny_sft", f"assets_dir={folder}", f"output_dir={folder}/outputs", "max_steps=4")
+    return folder

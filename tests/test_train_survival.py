@@ -10,15 +10,6 @@ from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, 
 STEPS = 6
 
 
-@pytest.fixture(scope="module")
-def assets(tmp_path_factory):
-    """Tiny model, data, cache and warm start, built by the scripts a user's pipeline runs."""
-    folder = tmp_path_factory.mktemp("assets")
-    run("experiment=tiny_cpu", f"assets_dir={folder}", script="scripts/build_tiny_assets.py")
-    run("experiment=tiny_sft", f"assets_dir={folder}", f"output_dir={folder}/outputs", "max_steps=4")
-    return folder
-
-
 def arguments(assets, run_dir, *more):
     return (
         "experiment=tiny_cpu",
@@ -35,16 +26,16 @@ def arguments(assets, run_dir, *more):
 
 
 @pytest.fixture(scope="module")
-def straight(assets, tmp_path_factory):
+def straight(tiny_assets, tmp_path_factory):
     """A run that was never stopped."""
     run_dir = tmp_path_factory.mktemp("straight") / "run"
-    run(*arguments(assets, run_dir))
+    run(*arguments(tiny_assets, run_dir))
     return run_dir
 
 
 @pytest.mark.parametrize(("signum", "code"), [(SIGINT, 130), (SIGTERM, 130)])
-def test_asked_to_stop_then_continued(assets, straight, tmp_path, signum, code):
-    command = arguments(assets, tmp_path / "run")
+def test_asked_to_stop_then_continued(tiny_assets, straight, tmp_path, signum, code):
+    command = arguments(tiny_assets, tmp_path / "run")
     process = start(tmp_path / "log", *command)
     wait_for_step(process, tmp_path / "run", 2, tmp_path / "log")
     assert stop(process, signum) == code
@@ -56,8 +47,8 @@ def test_asked_to_stop_then_continued(assets, straight, tmp_path, signum, code):
     assert_same_run(straight, tmp_path / "run")
 
 
-def test_killed_then_continued_loses_only_the_steps_since_the_last_checkpoint(assets, straight, tmp_path):
-    command = arguments(assets, tmp_path / "run")
+def test_killed_then_continued_loses_only_the_steps_since_the_last_checkpoint(tiny_assets, straight, tmp_path):
+    command = arguments(tiny_assets, tmp_path / "run")
     process = start(tmp_path / "log", *command)
     wait_for_step(process, tmp_path / "run", 3, tmp_path / "log")
     stop(process, SIGKILL)
@@ -67,14 +58,14 @@ def test_killed_then_continued_loses_only_the_steps_since_the_last_checkpoint(as
     assert_same_run(straight, tmp_path / "run")
 
 
-def test_two_sharded_ranks_stop_and_continue_and_hand_over_to_one(assets, straight, tmp_path):
+def test_two_sharded_ranks_stop_and_continue_and_hand_over_to_one(tiny_assets, straight, tmp_path):
     two = ("strategy=fsdp", "trainer.devices=2")
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(*arguments(assets, whole, *two))
-    process = start(tmp_path / "log", *arguments(assets, parts, *two))
+    run(*arguments(tiny_assets, whole, *two))
+    process = start(tmp_path / "log", *arguments(tiny_assets, parts, *two))
     wait_for_step(process, parts, 2, tmp_path / "log")
     assert stop(process, SIGINT) == 130
-    run(*arguments(assets, parts, *two))
+    run(*arguments(tiny_assets, parts, *two))
     assert_same_run(whole, parts)
     # The first step's rollouts do not depend on the number of ranks.
     first, alone = rows(whole)[1], rows(straight)[1]
@@ -83,6 +74,6 @@ def test_two_sharded_ranks_stop_and_continue_and_hand_over_to_one(assets, straig
     assert float(first["losses/policy"]) == pytest.approx(float(alone["losses/policy"]), abs=1e-5)
     assert float(first["train/grad_norm"]) == pytest.approx(float(alone["train/grad_norm"]), rel=1e-4)
     # The sharded checkpoint continues in one process.
-    output = run(*arguments(assets, parts, f"max_steps={STEPS + 1}"))
+    output = run(*arguments(tiny_assets, parts, f"max_steps={STEPS + 1}"))
     assert f"after step {STEPS}" in output
     assert max(rows(parts)) == STEPS + 1

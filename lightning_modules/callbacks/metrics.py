@@ -67,8 +67,6 @@ class MetricsCallback(L.Callback):
         metrics = reduce_over_ranks(local) | dict(pl_module.step_metrics)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=pl_module.rl_step)
-        for uid, reason in batch.lost:
-            log.warning("sample %s skipped: %s", uid, reason)
         if trainer.is_global_zero and self._console_every_n_steps:
             step = pl_module.rl_step
             if step % self._console_every_n_steps == 0 or step >= self._max_steps:
