@@ -37,6 +37,12 @@ def test_every_model_names_a_family(file: Path):
     assert {"parameters", "layers", "hidden", "vocabulary"} <= set(config.model.size)
 
 
+@pytest.mark.parametrize("name", ["padded", "packed", "shared_prefix"])
+def test_layout_is_chosen_by_name(name):
+    module = instantiate(composed(f"module/layout={name}").module, _convert_="all")
+    assert module.layout.name == name
+
+
 def test_module_yaml_says_every_option():
     config = composed()
     options = {name for name in inspect.signature(GRPOLightningModule.__init__).parameters if name != "self"}

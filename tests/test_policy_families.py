@@ -59,9 +59,18 @@ def plain_logprobs(family, folder, processor, sample, response):
         media |= {k: out[k] for k in ("pixel_values_videos", "video_grid_thw")}
         if family.name == "qwen2_5_vl":
             media["second_per_grid_ts"] = torch.tensor([2 / v.metadata.sampled_fps for v in sample.videos])
-    with torch.no_grad():
-        logits = model(input_ids=ids, mm_token_type_ids=kinds if media else None, **media).logits[0]
     n = len(response.token_ids)
+    prompt = family.positions(
+        ids[0, :-n],
+        [i.grid for i in sample.images],
+        [v.grid for v in sample.videos],
+        [v.metadata.sampled_fps for v in sample.videos],
+    )
+    # Given explicitly: transformers lets text after a long video reuse the video's positions (tested by hand below).
+    positions = torch.cat([prompt, (prompt.max() + 1 + torch.arange(n)).expand(3, -1)], dim=1)[:, None]
+    with torch.no_grad():
+        out = model(input_ids=ids, mm_token_type_ids=kinds if media else None, position_ids=positions, **media)
+    logits = out.logits[0]
     return logits.log_softmax(-1)[-n - 1 : -1].gather(1, ids[0, -n:, None]).squeeze(1)
 
 
@@ -159,4 +168,5 @@ def test_qwen2_5_positions_measure_time(tmp_path):
     ids = torch.tensor([40, 41, video, video, video, 42])
     positions = family.positions(ids, [], [(3, 2, 2)], [1.6])
     # Seconds per patch 2 / 1.6 = 1.25, 2 tokens per second: steps of 2.5 positions, rounded down: 0, 2, 5.
-    assert positions.tolist() == [[0, 1, 2, 4, 7, 3], [0, 1, 2, 2, 2, 3], [0, 1, 2, 2, 2, 3]]
+    # Text goes on behind the largest position (transformers alone would say 3).
+    assert positions.tolist() == [[0, 1, 2, 4, 7, 8], [0, 1, 2, 2, 2, 8], [0, 1, 2, 2, 2, 8]]

@@ -65,8 +65,13 @@ class GridVisionFamily(ModelFamily):
         video_grids: Sequence[Grid],
         video_fps: Sequence[float] = (),
     ) -> torch.Tensor:
-        """See `ModelFamily.positions`; transformers' own `get_rope_index`, without instantiating the model."""
+        """See `ModelFamily.positions`: transformers' `get_rope_index` without instantiating the model.
+
+        Text after a medium continues behind its largest position, as the models were trained and as the engine does.
+        """
         import torch
+
+        from rollout.positions import chain_positions
 
         if not image_grids and not video_grids:
             return torch.arange(len(input_ids), device=input_ids.device).expand(3, -1).clone()
@@ -82,7 +87,7 @@ class GridVisionFamily(ModelFamily):
             video_grid_thw=torch.tensor(list(video_grids), dtype=torch.int64) if video_grids else None,
             **self._rope_arguments(video_fps),
         )
-        return positions[:, 0]
+        return chain_positions(positions[:, 0], kinds)
 
     def _rope_arguments(self, video_fps: Sequence[float]) -> dict[str, Any]:
         return {}

@@ -85,7 +85,8 @@ def _check_overrides(config_name: str, overrides: list[str], hydra_compose: Any)
         parsed = OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
         raise ConfigError(f"cannot read the command line {' '.join(overrides)!r}: {_one_line(error)}") from error
-    groups = {path.name: path for path in CONF_DIR.iterdir() if path.is_dir()}
+    # Nested groups too: module/layout.
+    groups = {str(path.relative_to(CONF_DIR)): path for path in CONF_DIR.rglob("*") if path.is_dir()}
     chosen, values = [], []
     for override in parsed:
         key = override.key_or_group
