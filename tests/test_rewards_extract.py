@@ -109,6 +109,24 @@ def test_ten_options_with_the_pronoun(text: str, label: str | None) -> None:
     assert find_choice(text, TEN)[0] == label
 
 
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        *[("Option 2", "2"), ("2", "2"), ("Option 2 fits better", "2"), ("Option 2: pulling", "2")],
+        *[
+            ("The second option", "2"),
+            ("they pull it", "2"),
+            ("Option 1 or Option 2", None),
+            ("3", None),
+            ("Both", None),
+        ],
+    ],
+)
+def test_numbered_options(text: str, label: str | None) -> None:
+    options = parse_options(("Option 1: They push it.", "Option 2: They pull it."))
+    assert find_choice(text, options)[0] == label
+
+
 def test_labels_come_from_the_options() -> None:
     assert parse_options(("(P) x", "(Q) y")).labels == ("P", "Q")
     assert parse_options(("Option 1: x", "Option 2: y")).labels == ("1", "2")

@@ -118,7 +118,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     label, reason = _standing_alone(clean, options, patterns)
     if label or reason:
         return label, reason
-    label = _by_text(clean, options, exact=False) or _by_value(clean, options)
+    label = _by_text(clean, options, exact=False) or _by_value(clean, options) or _by_place(clean, options)
     return (label, "") if label else (None, "no option recognised")
 
 
@@ -192,7 +192,7 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
         return None, ""
     label, delimiter = match.group("l"), match.group("d")
     opened = clean[0] in "([{"
-    if delimiter.strip() == "" and "\n" not in delimiter and not opened:
+    if delimiter.strip() == "" and "\n" not in delimiter and not opened and not match.group("noun"):
         if label in ("A", "I") and not _letter_not_word(clean, match.end("l"), label, options):
             return None, ""
         if label.isdigit():
@@ -261,6 +261,24 @@ def _by_value(text: str, options: OptionSet) -> str | None:
         if said is not None and value is not None and value.value == said.value
     ]
     return same[0] if len(same) == 1 else None
+
+
+_PLACES = ("first", "second", "third", "fourth", "fifth", "sixth")
+_PLACE = re.compile(
+    rf"\b(?:the\s+)?({'|'.join(_PLACES)}|last)\s+(?:option|choice|answer|sentence|caption|statement|one)\b", re.I
+)
+
+
+def _by_place(text: str, options: OptionSet) -> str | None:
+    """Label of the only option that is named by its place: "the second option"."""
+    if options.assumed:
+        return None
+    found = {m.group(1).lower() for m in _PLACE.finditer(text) if not _NEGATION.search(text[: m.start()])}
+    if len(found) != 1:
+        return None
+    place = found.pop()
+    index = len(options.labels) - 1 if place == "last" else _PLACES.index(place)
+    return options.labels[index] if index < len(options.labels) else None
 
 
 def as_options(options: Sequence[str] | None) -> tuple[str, ...]:

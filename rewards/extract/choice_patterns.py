@@ -43,7 +43,8 @@ def choice_patterns(labels: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
     both = "|".join(re.escape(x) for label in longest_first for x in dict.fromkeys((label, label.lower())))
     end = rf"(?!{WORD}|['’])"
     mark = rf"(?:[(\[{{<\"'“]\s*(?P<p>{both})\s*[)\]}}>\"'”]|[(\[]?\s*(?P<l>{both}){end}(?!\s*=\s*\w))"
-    join = r"(?:,?\s*(?:and/or|or|and|and\s+also|nor|&|或|和|/)|,|/|、)\s*(?:option\s+|also\s+)?[(\[]?"
+    join = r"(?:,?\s*(?:and/or|or|and|and\s+also|nor|&|或|和|/)|,|/|、)\s*(?:(?:[Oo]ption|[Ss]entence|[Cc]aption|also)\s+)?[(\[]?"
+    named = r"(?P<noun>(?:[Oo]ption|[Cc]hoice|[Aa]nswer|[Ss]entence|[Cc]aption|[Ss]tatement)\s+)?"
     return {
         "bare": re.compile(rf"\W*(?:(?:option|choice|answer|sentence|caption)\s+)?(?P<l>{both})\W*", re.I),
         "cue": re.compile(rf"(?:{_CUE}){mark}", re.I | re.X),
@@ -54,10 +55,8 @@ def choice_patterns(labels: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
         "against": re.compile(
             rf"{_AGAINST}\s+(?:(?:the\s+)?(?:option|answer|choice)\s+)?[(\[]?(?P<l>{upper}){end}", re.I
         ),
-        "lead": re.compile(
-            rf"[(\[{{]?\s*(?P<l>{upper})(?P<d>\s*[)\]}}.:,;、]|\s*[-–—]\s|\s*\n|\s+|$)(?P<rest>.*)", re.S
-        ),
-        "line": re.compile(rf"^\s*[-•]?\s*[(\[]?(?P<l>{upper})[)\].:、]\s*(?P<t>\S.*)$", re.M),
+        "lead": re.compile(rf"{named}[(\[{{]?\s*(?P<l>{upper})(?P<d>\s*[)\]}}.:,;、]|\s*[-–—]\s|\s*\n|\s+|$)"),
+        "line": re.compile(rf"^\s*[-•]?\s*{named}[(\[]?(?P<l>{upper})[)\].:、]\s*(?P<t>\S.*)$", re.M),
         "paren": re.compile(rf"[(\[](?P<l>{upper})[)\]]"),
         "alone": re.compile(rf"(?<!{WORD}|['’.\-])(?P<l>{upper}){end}(?!-)"),
         "join": re.compile(rf"\s*[)\].]?\s*{join}(?:{upper}){end}"),
