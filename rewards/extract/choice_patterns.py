@@ -43,7 +43,8 @@ def choice_patterns(labels: tuple[str, ...]) -> dict[str, re.Pattern[str]]:
     both = "|".join(re.escape(x) for label in longest_first for x in dict.fromkeys((label, label.lower())))
     end = rf"(?!{WORD}|['’])"
     mark = rf"(?:[(\[{{<\"'“]\s*(?P<p>{both})\s*[)\]}}>\"'”]|[(\[]?\s*(?P<l>{both}){end}(?!\s*=\s*\w))"
-    join = r"(?:,?\s*(?:and/or|or|and|and\s+also|nor|&|或|和|/)|,|/|、)\s*(?:(?:[Oo]ption|[Ss]entence|[Cc]aption|also)\s+)?[(\[]?"
+    joiner = r"(?:,?\s*(?:and/or|or|and|and\s+also|nor|&|或|和|/)|,|/|、)"
+    join = rf"{joiner}\s*(?:(?:[Oo]ption|[Ss]entence|[Cc]aption|also)\s+)?[(\[]?"
     named = r"(?P<noun>(?:[Oo]ption|[Cc]hoice|[Aa]nswer|[Ss]entence|[Cc]aption|[Ss]tatement)\s+)?"
     return {
         "bare": re.compile(rf"\W*(?:(?:option|choice|answer|sentence|caption)\s+)?(?P<l>{both})\W*", re.I),
