@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -70,7 +71,7 @@ class StepDataset:
 
     def __getitem__(self, step: int) -> StepBatch:
         """Prepare a step; what cannot be prepared is listed in `lost`."""
-        batch = StepBatch(prompts=[], rl_step=step)
+        batch, began = StepBatch(prompts=[], rl_step=step), time.perf_counter()
         for sample in self.step_samples(step):
             try:
                 batch.prompts.append(self.preparer.prepare(sample))
@@ -78,6 +79,7 @@ class StepDataset:
                 # MediaError and OverlongError are ValueErrors: the user's data, not our code.
                 batch.lost.append((sample.uid, str(error)))
                 logger.warning("sample %s is lost in step %d: %s", sample.uid, step, error)
+        batch.timings["prepare"] = time.perf_counter() - began
         return batch
 
 

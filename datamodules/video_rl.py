@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
 from datamodules.annotations import ValidationReport, load_samples
+from datamodules.options import DataOptions
 from datamodules.prompts import PromptTemplates
 from datamodules.roots import anchor
 from datamodules.sampling import EpochOrder, MixtureOrder, SequentialOrder, ShuffledOrder
 from datamodules.steps import Shard, StepDataset, StepLoader
 from datamodules.types import Sample
-from datamodules.video.cache import SourceMode, VideoCache
+from datamodules.video.cache import VideoCache
 from datamodules.video.decode import check_decoder
 from datamodules.video.service import DecodeService
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
@@ -37,48 +38,12 @@ class VideoRLDataModule(L.LightningDataModule):
 
     Args:
         model_path: folder (or hub name) whose processor defines tokenizer, chat template and patch sizes.
-        train_files: annotation files of the training split.
-        val_files: annotation files of the held-out split; may be empty.
-        media_root: relative media paths start here.
-        cache_dir: where decoded clips are stored; None = nowhere.
-        cache_codec: `raw`, `lossless` or `jpeg`.
-        source_mode: `prefer_cache`, `cache_only` or `decode`.
-        cache_max_gb: size limit of the cache, evicting the least recently used; None = no limit.
-        artifact_dir: folder of EasyVideoR1's `.pt` files, used where a record has `preprocessed_video`; None = decode.
-        stage_dir: node-local folder for copies of cached clips; None = read `cache_dir` directly.
-        fps: sampled frames per second.
-        max_frames: most frames per video.
-        min_frames: fewest frames per video.
-        video_max_pixels: most pixels per frame; None = the family's rule.
-        video_min_pixels: fewest pixels per frame; None = the family's rule.
-        video_total_pixels: pixels of all frames of one video; None = the family's rule.
-        image_max_pixels: most pixels per image, independent of the videos' budget.
-        image_min_pixels: fewest pixels per image.
-        decoder: `pyav`, `torchcodec` or `decord`.
-        conceal_damage: use what the decoder guesses for damaged parts of a stream; False = such a video is refused.
-        decode_timeout_s: seconds after which decoding one clip is given up (in a separate process); None = no limit,
-            decode in the loader's process.
-        max_prompt_tokens: longer prompts are dropped, never cut; None = no limit.
-        filter_overlong: find overlong prompts before training (from metadata, without decoding) instead of meeting
-            them in a batch.
-        rollout_batch_size: prompts per step over all ranks.
-        val_batch_size: prompts per validation batch over all ranks.
-        num_workers: loader processes per rank.
-        prefetch: steps each worker prepares ahead.
-        worker_start_method: how loader processes start.
-        prompt_templates: built-in set, folder of templates, or one template file.
-        prompt_overrides: problem type -> template file.
-        system_prompt: system message; None = the chat template's default.
-        problem_types: problem types known in addition to the built-in list.
-        mixture_weights: share of each training file; None = in proportion to their sizes.
-        order: a sampler's class path result, called with the training samples (see `datamodules.orders`); None =
-            shuffled every epoch.
-        shuffle: False = file order (ignored with `mixture_weights` or `order`).
-        max_train_samples: use only the first so many training samples.
-        max_val_samples: use only the first so many held-out samples.
-        seed: seed of the order.
-        strict: any issue in the annotation files is an error.
-        max_steps: steps of the whole run; set by the run's configuration.
+        train_files: annotation file(s) of the training split.
+        val_files: annotation file(s) of the held-out split; may be empty.
+        options: fields of `DataOptions`.
+
+    Raises:
+        ValueError: an option, or a combination of them, is wrong.
     """
 
     def __init__(
@@ -86,89 +51,22 @@ class VideoRLDataModule(L.LightningDataModule):
         model_path: str,
         train_files: Sequence[str] | str = (),
         val_files: Sequence[str] | str = (),
-        media_root: str | None = None,
-        cache_dir: str | None = None,
-        cache_codec: str = "lossless",
-        source_mode: SourceMode = "prefer_cache",
-        cache_max_gb: float | None = None,
-        artifact_dir: str | None = None,
-        stage_dir: str | None = None,
-        fps: float = 2.0,
-        max_frames: int = 128,
-        min_frames: int = 4,
-        video_max_pixels: int | None = 262144,
-        video_min_pixels: int | None = None,
-        video_total_pixels: int | None = None,
-        image_max_pixels: int | None = 1048576,
-        image_min_pixels: int | None = None,
-        decoder: str = "pyav",
-        conceal_damage: bool = False,
-        decode_timeout_s: float | None = None,
-        max_prompt_tokens: int | None = None,
-        filter_overlong: bool = True,
-        rollout_batch_size: int = 8,
-        val_batch_size: int = 8,
-        num_workers: int = 0,
-        prefetch: int = 2,
-        worker_start_method: str = "fork",
-        prompt_templates: str = "default",
-        prompt_overrides: Mapping[str, str] | None = None,
-        system_prompt: str | None = None,
-        problem_types: Sequence[str] = (),
-        mixture_weights: Sequence[float] | None = None,
-        order: object | None = None,
-        shuffle: bool = True,
-        max_train_samples: int | None = None,
-        max_val_samples: int | None = None,
-        seed: int = 0,
-        strict: bool = False,
-        max_steps: int = 1,
+        **options: Any,
     ) -> None:
         super().__init__()
-        for name, value in (("rollout_batch_size", rollout_batch_size), ("val_batch_size", val_batch_size)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        self.options = DataOptions(**options)
         self.model_path = model_path
         self.train_files, self.val_files = _listed(train_files), _listed(val_files)
-        if mixture_weights is not None and len(mixture_weights) != len(self.train_files):
-            raise ValueError(f"{len(mixture_weights)} mixture_weights for {len(self.train_files)} train_files")
-        self.media_root = media_root
-        self.video_options = {
-            "fps": fps,
-            "min_frames": min_frames,
-            "max_frames": max_frames,
-            "min_pixels": video_min_pixels,
-            "max_pixels": video_max_pixels,
-            "total_pixels": video_total_pixels,
-            "decoder": decoder,
-            "conceal_damage": conceal_damage,
-        }
-        self.image_options = {"min_pixels": image_min_pixels, "max_pixels": image_max_pixels}
-        self.cache = VideoCache(
-            cache_dir,
-            media_root,
-            codec=cache_codec,
-            source_mode=source_mode,
-            max_bytes=None if cache_max_gb is None else int(cache_max_gb * 1e9),
-            stage_dir=stage_dir,
-            decode_clip=None if decode_timeout_s is None else DecodeService(decode_timeout_s),
+        weights = self.options.mixture_weights
+        if weights is not None and len(weights) != len(self.train_files):
+            raise ValueError(f"{len(weights)} mixture_weights for {len(self.train_files)} train_files")
+        self.cache = make_cache(self.options)
+        self.templates = PromptTemplates(
+            self.options.prompt_templates, self.options.prompt_overrides, self.options.system_prompt
         )
-        self.decode_timeout_s = decode_timeout_s
-        self.max_prompt_tokens = max_prompt_tokens
-        self.filter_overlong = filter_overlong
-        self.rollout_batch_size, self.val_batch_size = rollout_batch_size, val_batch_size
-        self.num_workers, self.prefetch, self.worker_start_method = num_workers, prefetch, worker_start_method
-        self.templates = PromptTemplates(prompt_templates, prompt_overrides, system_prompt)
-        self.artifact_dir = artifact_dir
-        self.problem_types = tuple(problem_types)
-        self.mixture_weights = mixture_weights
-        self.order_factory = order
-        self.shuffle = shuffle
-        self.max_train_samples, self.max_val_samples = max_train_samples, max_val_samples
-        self.seed, self.strict = seed, strict
         self.start_step = 0
         """First step that the training loader yields; set before fit to resume."""
-        self.max_steps = max_steps
+        self.max_steps = self.options.max_steps
         """Number of steps of the whole run; the loader ends there."""
         self.report: ValidationReport | None = None
         """What was wrong in the training files; after `setup`."""
@@ -184,6 +82,11 @@ class VideoRLDataModule(L.LightningDataModule):
         self._preparer: SamplePreparer | None = None
         self._ready = False
 
+    @property
+    def rollout_batch_size(self) -> int:
+        """Prompts per step over all ranks."""
+        return self.options.rollout_batch_size
+
     def setup(self, stage: str | None = None) -> None:
         """Read and check the annotation files.
 
@@ -192,26 +95,28 @@ class VideoRLDataModule(L.LightningDataModule):
         """
         if self._ready:
             return
-        check_decoder(self.video_options["decoder"])
-        groups, self.report = load_samples(self.train_files, self.problem_types, self.strict, self.artifact_dir)
-        groups = [anchor(g, f, self.media_root) for g, f in zip(groups, self.train_files, strict=True)]
-        self._train_groups = _limited(groups, self.max_train_samples)
+        check_decoder(self.options.decoder)
+        self._train_groups, self.report = self._read(self.train_files, self.options.max_train_samples)
         self.train_samples = [sample for group in self._train_groups for sample in group]
-        val_groups, _ = load_samples(self.val_files, self.problem_types, self.strict, self.artifact_dir)
-        val_groups = [anchor(g, f, self.media_root) for g, f in zip(val_groups, self.val_files, strict=True)]
-        self.val_samples = [sample for group in _limited(val_groups, self.max_val_samples) for sample in group]
-        if self.filter_overlong and self.max_prompt_tokens is not None and self.train_samples:
+        self.val_samples = [s for group in self._read(self.val_files, self.options.max_val_samples)[0] for s in group]
+        if self.options.filter_overlong and self.options.max_prompt_tokens is not None and self.train_samples:
             self._drop_overlong()
         if self.train_files and not self.train_samples:
             raise ValueError(f"no usable sample in train_files {self.train_files}\n{self.report.text()}")
         self._ready = True
+
+    def _read(self, files: list[str], limit: int | None) -> tuple[list[list[Sample]], ValidationReport]:
+        options = self.options
+        groups, report = load_samples(files, options.problem_types, options.strict, options.artifact_dir)
+        groups = [anchor(group, file, options.media_root) for group, file in zip(groups, files, strict=True)]
+        return _limited(groups, limit), report
 
     def _drop_overlong(self) -> None:
         """Remove prompts above `max_prompt_tokens`; every rank removes the same ones."""
         from datamodules.lengths import overlong, prompt_lengths
 
         self.lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
-        found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.max_prompt_tokens)]
+        found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.options.max_prompt_tokens)]
         self.dropped = agreed(found)
         if not self.dropped:
             return
@@ -219,7 +124,7 @@ class VideoRLDataModule(L.LightningDataModule):
             "%d of %d samples exceed max_prompt_tokens=%d and are dropped: %s%s",
             len(self.dropped),
             len(self.train_samples),
-            self.max_prompt_tokens,
+            self.options.max_prompt_tokens,
             ", ".join(f"{uid} ({tokens})" for uid, tokens in self.dropped[:10]),
             " ..." if len(self.dropped) > 10 else "",
         )
@@ -264,22 +169,22 @@ class VideoRLDataModule(L.LightningDataModule):
             self._preparer = SamplePreparer(
                 self.processor,
                 rules,
-                VideoSpec.for_rules(rules, **self.video_options),
-                ImageSpec.for_rules(rules, **self.image_options),
+                VideoSpec.for_rules(rules, **self.options.video_settings()),
+                ImageSpec.for_rules(rules, **self.options.image_settings()),
                 self.cache,
                 self.templates,
-                self.max_prompt_tokens,
+                self.options.max_prompt_tokens,
             )
         return self._preparer
 
     def train_order(self) -> EpochOrder:
         """The endless order over `train_samples`."""
-        if self.order_factory is not None:
-            return self.order_factory(samples=self.train_samples, seed=self.seed, datamodule=self)
-        if self.mixture_weights is not None:
-            return MixtureOrder([len(g) for g in self._train_groups], self.mixture_weights, self.seed)
+        if self.options.order is not None:
+            return self.options.order(samples=self.train_samples, seed=self.options.seed, datamodule=self)
+        if self.options.mixture_weights is not None:
+            return MixtureOrder([len(g) for g in self._train_groups], self.options.mixture_weights, self.options.seed)
         count = len(self.train_samples)
-        return ShuffledOrder(count, self.seed) if self.shuffle else SequentialOrder(count)
+        return ShuffledOrder(count, self.options.seed) if self.options.shuffle else SequentialOrder(count)
 
     def train_dataloader(self) -> StepLoader:
         """Batches of the steps `start_step` .. `max_steps - 1` of this rank.
@@ -300,12 +205,27 @@ class VideoRLDataModule(L.LightningDataModule):
             return []
         count = len(self.val_samples)
         dataset = StepDataset(
-            self.val_samples, SequentialOrder(count), self.val_batch_size, self.shard, self.preparer, count
+            self.val_samples, SequentialOrder(count), self.options.val_batch_size, self.shard, self.preparer, count
         )
-        return self._loader(dataset, 0, -(-count // self.val_batch_size))
+        return self._loader(dataset, 0, -(-count // self.options.val_batch_size))
 
     def _loader(self, dataset: StepDataset, start: int, stop: int) -> StepLoader:
-        return StepLoader(dataset, start, stop, self.num_workers, self.prefetch, self.worker_start_method)
+        return StepLoader(
+            dataset, start, stop, self.options.num_workers, self.options.prefetch, self.options.worker_start_method
+        )
+
+
+def make_cache(options: DataOptions) -> VideoCache:
+    """The clip cache that some options describe."""
+    return VideoCache(
+        options.cache_dir,
+        options.media_root,
+        codec=options.cache_codec,
+        source_mode=options.source_mode,
+        max_bytes=None if options.cache_max_gb is None else int(options.cache_max_gb * 1e9),
+        stage_dir=options.stage_dir,
+        decode_clip=None if options.decode_timeout_s is None else DecodeService(options.decode_timeout_s),
+    )
 
 
 def agreed(value: Any) -> Any:

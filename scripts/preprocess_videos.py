@@ -66,14 +66,14 @@ def preprocess(module: object, own: dict[str, str]) -> int:
     print(f"about {needed / 1e9:.2f} GB as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
     if own["dry_run"] == "true":
         lengths = module.lengths or prompt_lengths(module.train_samples, module.preparer, cache.folder)
-        print(histogram(lengths, module.max_prompt_tokens))
+        print(histogram(lengths, module.options.max_prompt_tokens))
         for uid, tokens in module.dropped:
             print(f"dropped: {uid} ({tokens} tokens)")
         for failure in work.failures:
             print(f"unreadable: {failure.id} {failure.path}: {failure.reason}")
         return 0
     workers = int(own["workers"]) if own["workers"] else None
-    timeout = module.decode_timeout_s or 600.0
+    timeout = module.options.decode_timeout_s or 600.0
     if own["launcher"] == "ray":
         results = run_ray(work.jobs, cache, workers, timeout, own["address"] or None)
     else:

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 from collections import Counter
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -284,3 +285,34 @@ def test_synthetic_tasks_are_balanced_reproducible_and_held_out(data, tmp_path):
     assert not questions["train"] & questions["val"]
     with pytest.raises(ValueError, match=r"unknown synthetic tasks \['nope'\]"):
         build_synthetic_dataset(tmp_path / "x", tasks=["nope"])
+
+
+def test_wrong_options_say_the_value(make):
+    for options, message in (
+        ({"rollout_batch_size": 0}, "rollout_batch_size=0 must be at least 1"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"worker_start_method": "thread"}, "use fork, spawn or forkserver"),
+        ({"mixture_weights": [1, 2]}, "2 mixture_weights for 1 train_files"),
+        ({"source_mode": "maybe"}, "use one of prefer_cache, cache_only, decode"),
+        ({"cache_codec": "zip"}, "use one of raw, lossless, jpeg"),
+        ({"prompt_templates": "nope"}, "neither a built-in set"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(**options)
+    with pytest.raises(TypeError, match="max_frame"):
+        make(max_frame=3)
+    with pytest.raises(ValueError, match="no processor at model_path="):
+        make(model_path="/does/not/exist").train_dataloader()
+
+
+def test_yaml_lists_every_option():
+    from dataclasses import fields
+
+    from omegaconf import OmegaConf
+
+    from datamodules.options import DataOptions
+
+    base = OmegaConf.load(Path(__file__).parents[1] / "conf" / "data" / "base.yaml")
+    own = {"_target_", "model_path", "train_files", "val_files"}
+    # The number of steps is the run's, not the data's.
+    assert set(base) - own == {field.name for field in fields(DataOptions)} - {"max_steps"}

@@ -107,7 +107,7 @@ def atomic_write(path: Path, parts: list[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # also an interrupt must not leave the temporary file behind
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
