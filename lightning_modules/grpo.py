@@ -245,6 +245,7 @@ class GRPOLightningModule(L.LightningModule):
             "skipped_empty": self.skipped_empty,
             "skipped_nonfinite": self.skipped_nonfinite,
             "bad_updates_in_a_row": self.updater().bad_updates_in_a_row,
+            "mismatch_in_a_row": self.mismatch_gate.violations_in_a_row if self.mismatch_gate is not None else 0,
             "algorithm": self.algorithm.state(),
         }
 
@@ -253,4 +254,6 @@ class GRPOLightningModule(L.LightningModule):
         for name in ("rl_step", "weights_version", "skipped_empty", "skipped_nonfinite"):
             setattr(self, name, int(state[name]))
         self.updater().bad_updates_in_a_row = int(state["bad_updates_in_a_row"])
+        if self.mismatch_gate is not None:
+            self.mismatch_gate.violations_in_a_row = int(state["mismatch_in_a_row"])
         self.algorithm.load_state(state["algorithm"])

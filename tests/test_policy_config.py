@@ -15,9 +15,14 @@ from lightning_modules.grpo import GRPOLightningModule
 CONF = ROOT / "conf"
 
 
-def composed(*overrides: str):
+@pytest.fixture(scope="module", autouse=True)
+def _hydra():
     with initialize_config_dir(str(CONF), version_base=None):
-        return compose("train", overrides=["run_dir=/tmp/none", *overrides])
+        yield
+
+
+def composed(*overrides: str):
+    return compose("train", overrides=["run_dir=/tmp/none", *overrides])
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "algorithm").glob("*.yaml")))

@@ -36,6 +36,7 @@ OTHER = [
     {"name": "frozen", "kinds": ["text", "video"], "frozen": ["vision_tower", "merger"]},
     {"name": "several", "kinds": FOUR, "update_batch_size": 2},
     {"name": "kl", "kinds": FOUR, "kl": True},
+    {"name": "poison", "kinds": FOUR, "poison_rank": 1},
 ]
 
 
@@ -87,6 +88,7 @@ def assert_same(two_ranks, name, want):
     got = load_file(folder / f"{name}.safetensors")
     for key in (
         "losses/policy",
+        "train/grad_norm",
         "policy/entropy",
         "reward/total",
         "tokens/response",
@@ -131,6 +133,11 @@ def test_sharded_reference_gives_the_same_penalty(two_ranks, one_rank):
     assert metrics["policy/kl_ref"] > 1e-6
     assert results["kl"]["policy/kl_ref"] == pytest.approx(metrics["policy/kl_ref"], rel=1e-4)
     assert_same(two_ranks, "kl", one_rank(OTHER[4], kl=True))
+
+
+def test_a_non_finite_loss_on_one_rank_skips_the_update_on_all(two_ranks):
+    assert two_ranks[0]["poison"]["updates"] == 0
+    assert two_ranks[0]["poison"]["train/skipped_nonfinite"] == 1
 
 
 def test_several_updates_happen_on_every_rank(two_ranks):

@@ -1,6 +1,6 @@
 """Time and peak memory of forward + backward per layout, as JSON.
 
-    python scripts/bench/layouts.py --visual-tokens 500 2000 --responses 8 --length 64
+    python scripts/bench/layouts.py --visual-tokens 500 2000 --responses 4 8 --length 64
 
 A video of random pixels gives the asked number of visual tokens; every layout trains on the same group. Times are
 whole-model (vision tower, language model, log-probs) and without building the pixels; each layout runs in its own
@@ -10,6 +10,7 @@ process, so that peak memory is its own. CPU seconds are the ones to compare on 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
@@ -107,11 +108,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(arguments.device)
     family = Qwen3VLFamily().open(arguments.model)
     policy = PolicyModel(family.load(arguments.model, torch.float32), family).to(device)
-    group = group_of(Path(arguments.model), arguments.visual_tokens[0], arguments.responses, arguments.length)
+    responses = arguments.responses[0]
+    group = group_of(Path(arguments.model), arguments.visual_tokens[0], responses, arguments.length)
     module, name = LAYOUTS[arguments.layout].rsplit(".", 1)
     layout = getattr(__import__(module, fromlist=[name]), name)()
     context = Context(family, Patchifier.from_path(arguments.model), device)
-    pieces = layout.pieces([group], [(0, range(arguments.responses))], 10**9)
+    pieces = layout.pieces([group], [(0, range(responses))], 10**9)
     batch = layout.collate(pieces, context)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     times, cpu_times = [], []
@@ -146,18 +148,18 @@ def sweep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or str(bench_model(Path(folder), arguments.hidden, arguments.layers))
-        for tokens in arguments.visual_tokens:
+        for tokens, responses in itertools.product(arguments.visual_tokens, arguments.responses):
             rows = {}
             for layout in arguments.layouts:
                 command = [sys.executable, __file__, "--one", "--layout", layout, "--model", model]
-                command += ["--visual-tokens", str(tokens), "--responses", str(arguments.responses)]
+                command += ["--visual-tokens", str(tokens), "--responses", str(responses)]
                 command += ["--length", str(arguments.length), "--repeats", str(arguments.repeats)]
                 command += ["--threads", str(arguments.threads), "--device", arguments.device]
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 rows[layout] = json.loads(output.splitlines()[-1])
             entry: dict[str, Any] = {
                 "visual_tokens": tokens,
-                "responses": arguments.responses,
+                "responses": responses,
                 "length": arguments.length,
             }
             entry["layouts"] = rows
@@ -175,7 +177,7 @@ def parse() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--visual-tokens", type=int, nargs="+", default=[2000])
-    parser.add_argument("--responses", type=int, default=8)
+    parser.add_argument("--responses", type=int, nargs="+", default=[8], help="group sizes")
     parser.add_argument("--length", type=int, default=64, help="tokens of each response")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from importlib import import_module
@@ -65,6 +66,8 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
     part = rank_part(batch, dist.get_rank(), dist.get_world_size())
     if dist.get_rank() in case.get("lost_ranks", ()):
         part.groups, part.scores = [], []
+    if dist.get_rank() == case.get("poison_rank"):
+        part.scores[0] = tuple(dataclasses.replace(score, total=float("nan")) for score in part.scores[0])
     recorder = GradientRecorder(policy)
     updates, bag = updater.run(part, recorder)
     return {**bag.reduce(), "updates": updates}, recorder.recorded
