@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rewards.base import Query, TaskReward, Verdict, unparsable
-from rewards.extract.number import find_number, parse_number
+from rewards.extract.boolean import find_boolean
+from rewards.extract.number import find_number, find_numbers, normalise
 from rewards.extract.sections import boxed, plain
 from rewards.extract.span import box_of, find_box, find_interval, interval_of
 from rewards.extract.structured import find_structure
@@ -22,6 +23,7 @@ _LISTING = re.compile(r",|;|/|\band\b|\bor\b", re.IGNORECASE)
 _CUE = re.compile(
     r"(?:final\s+answer|answer|conclusion|result|答案)\s*(?:is|was|are|:|=|是|为)+\s*:?\s*", re.IGNORECASE
 )
+_POLARITY = re.compile(r"\s*(?:yes|no|true|false)\s*\.?\s*", re.IGNORECASE)
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
@@ -75,7 +77,8 @@ def rouge(answer: str, gold: str) -> dict[str, float]:
 class OpenEnded(TaskReward):
     """Free text. What the gold answer looks like decides how it is compared:
 
-    interval: correct when tIoU > 0.7; box: when IoU > 0.5; number: equal to two decimals; at most four words: the
+    interval: correct when tIoU > 0.7; box: when IoU > 0.5; number, with a unit at most: equal to two decimals; yes or
+    no: same polarity; at most four words: the
     stated answer equals the gold, or its last sentence ends in it without negation or listing; anything longer: mean
     of ROUGE-1, -2 and -L (F1).
 
@@ -124,24 +127,39 @@ class OpenEnded(TaskReward):
             if box is not None:
                 other = find_box(answer)[0]
                 return float(other is not None and box_iou(other, box) > 0.5)
-        number = parse_number(gold)
-        if number is not None and len(gold.split()) <= 2 and any(c.isdigit() for c in gold):
-            if re.fullmatch(r"[^A-Za-z]*", gold) is None:
-                return None
-            said = find_number(answer)[0]
-            return float(said is not None and numbers_agree(said, number))
-        return None
+        polarity = find_boolean(gold)[0] if _POLARITY.fullmatch(gold) else None
+        if polarity is not None:
+            return float(find_boolean(answer)[0] is polarity)
+        return _number_with_unit(answer, gold)
 
     def _short(self, answer: str, gold: str) -> bool:
         wanted = fold_answer(gold)
         stated = stated_answer(answer)
-        if fold_answer(stated) == wanted:
+        if fold_answer(stated).replace(" ", "") == wanted.replace(" ", ""):
             return True
         sentences = [s for s in re.split(r"\n|(?<=[.!?。])\s+", stated.strip()) if s.strip()]
         last = sentences[-1] if sentences else ""
         if _NEGATED.search(last) or _LISTING.search(last):
             return False
         return f" {fold_answer(last)}".endswith(f" {wanted}") and len(last.split()) <= 30
+
+
+def _number_with_unit(answer: str, gold: str) -> float | None:
+    """Accuracy for a gold such as "5", "twelve" or "12 m"; None for other golds and for units that may differ."""
+    text = normalise(gold).strip().rstrip(".")
+    numbers = find_numbers(text)
+    if len(numbers) != 1 or numbers[0].start > 1:
+        return None
+    unit = text[numbers[0].end :].strip()
+    if len(unit.split()) > 1 or not re.fullmatch(r"[^\d()\[\]^]*", unit):
+        return None
+    said = find_number(answer)[0]
+    if said is None or not numbers_agree(said, numbers[0]):
+        return 0.0
+    behind = re.match(r"\s*([^\W\d_]+)", normalise(answer)[said.end :]) if said.end else None
+    if unit and behind and behind.group(1)[0].lower() != unit[0].lower():
+        return None
+    return 1.0
 
 
 def _in_order(answer: str) -> bool:

@@ -16,6 +16,8 @@ _TENS = {
     word: 10 * (i + 2)
     for i, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])
 }
+_SHORT_SCALES = {"k": 1e3, "thousand": 1e3, "million": 1e6, "billion": 1e9, "千": 1e3, "万": 1e4, "亿": 1e8}
+_LONE = {"half": 0.5, "quarter": 0.25, "dozen": 12.0}
 _SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _CJK = {char: i for i, char in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
 _WORD = "|".join(sorted([*_UNITS, *_TENS, *_SCALES], key=len, reverse=True))
@@ -26,12 +28,16 @@ _TOKEN = re.compile(
     (?P<frac>(?P<fs>-\s?)?\\[dt]?frac\s*\{{\s*(?P<fn>-?[\d.,]+)\s*\}}\s*\{{\s*(?P<fd>-?[\d.,]+)\s*\}})
   | (?P<sci>(?<![A-Za-z0-9_.])[-+]?(?:{_DIGITS})\s*(?:\\times|×|x|\*)\s*10\s*\^?\s*\{{?\s*(?P<se>[-+]?\d+)\}}?)
   | (?P<ratio>(?<![A-Za-z0-9_./])[-+]?(?:(?P<whole>\d+)\s+)?\d+\s*/\s*\d+(?![A-Za-z0-9_/.]))
-  | (?P<num>(?<![A-Za-z0-9_.,])[-+]?(?:{_DIGITS})(?:e[-+]?\d+(?![\w]))?(?P<pct>\s?(?:%|\\%|percent\b|per\scent\b))?)
-  | (?P<word>(?<![\w-])(?<!\bno\s)(?:(?:minus|negative)\s+)?(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*(?![\w-]))
+  | (?P<num>(?<![A-Za-z0-9_.,])[-+]?(?:{_DIGITS})
+      (?:e[-+]?\d+(?![\w])|\s?(?P<scale>k|thousand|million|billion|万|亿|千)(?![A-Za-z]))?
+      (?P<pct>\s?(?:%|\\%|percent\b|per\scent\b))?)
+  | (?P<word>(?<![\w-])(?<!\bno\s)(?:(?:minus|negative)\s+)?(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*
+      (?:\s+and\s+a\s+half)?(?![\w-]))
   | (?P<cjk>[零一二三四五六七八九十百千万两兩〇]+)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_MINUS = re.compile(r"(?<!\d )\b(?:minus|negative)\s+(?=\d)", re.IGNORECASE)
 _SIGN = re.compile(r"[\u2212\u2013\u2014\uff0d](?=\s?[\d.])")
 
 
@@ -75,7 +81,9 @@ def _value(match: re.Match[str]) -> float | None:
         if kind == "ratio":
             return _ratio(text, match.group("whole"))
         if kind == "num":
-            return _to_float(re.sub(r"\s?(?:\\?%|per ?cent)$", "", text, flags=re.IGNORECASE))
+            bare = re.sub(r"\s?(?:\\?%|per ?cent)$", "", text, flags=re.IGNORECASE)
+            scale = (match.group("scale") or "").lower()
+            return _to_float(bare[: len(bare) - len(scale)]) * _SHORT_SCALES.get(scale, 1.0)
         if kind == "word":
             return _words(text)
         return _cjk(text)
@@ -103,6 +111,8 @@ def _words(text: str) -> float:
             current += _TENS[word]
         elif word == "hundred":
             current = max(current, 1) * 100
+        elif word == "half":
+            return sign * (total + current + 0.5)
         elif word in _SCALES:
             total += max(current, 1) * _SCALES[word]
             current = 0
@@ -138,7 +148,7 @@ def clock_seconds(text: str) -> float | None:
 
 def normalise(text: str) -> str:
     """`plain` text with one kind of minus sign; what `find_numbers` expects."""
-    return _SIGN.sub("-", plain(text))
+    return _MINUS.sub("-", _SIGN.sub("-", plain(text)))
 
 
 def parse_number(text: str) -> Number | None:
@@ -174,6 +184,10 @@ def find_number(text: str, *, allow_range: bool = False) -> tuple[Number | None,
         clean = normalise(boxes[-1][1])
     numbers = find_numbers(clean)
     if not numbers:
+        lone = {match.group().lower() for match in re.finditer(r"\b(?:half|quarter|dozen)\b", clean, re.IGNORECASE)}
+        if len(lone) == 1:
+            word = lone.pop()
+            return Number(_LONE[word], word, 0, 0), ""
         return None, "no number in the answer"
     index = _pick(clean, numbers)
     while index and _alternatives(clean, numbers[index - 1], numbers[index]):
