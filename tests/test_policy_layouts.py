@@ -150,11 +150,14 @@ def pieces_of(processor, lengths, prompt_kind="text"):
     return group, [Piece(0, group, (i,)) for i in range(len(lengths))]
 
 
-def test_shared_prefix_splits_a_group_over_the_budget_by_responses(parts):
+def test_shared_prefix_splits_a_group_over_the_budget_by_responses(parts, caplog):
     _, _, processor = parts
     group, _ = pieces_of(processor, (10, 10, 10, 10, 10))
     prompt = len(group.prompt.expanded_ids)
-    pieces = SharedPrefixLayout().pieces([group], [(0, range(5))], prompt + 25)
+    layout = SharedPrefixLayout()
+    pieces = layout.pieces([group], [(0, range(5))], prompt + 25)
+    assert pieces == layout.pieces([group], [(0, range(5))], prompt + 25)
+    assert len([r for r in caplog.records if "runs in 3 parts" in r.message]) == 1
     assert [p.responses for p in pieces] == [(0, 1), (2, 3), (4,)]
     assert all(p.tokens <= prompt + 25 for p in pieces)
 

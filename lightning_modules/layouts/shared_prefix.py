@@ -6,6 +6,7 @@ Exact, not approximate: a response attends to the prompt and to itself, with the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from lightning_modules.types import MicroBatch
     from rollout.types import RolloutGroup
 
+log = logging.getLogger(__name__)
+
 
 class SharedPrefixLayout(Layout):
     """One row [prompt a | a1 | a2 | ... | prompt b | b1 | ...]; several groups share a row.
@@ -38,11 +41,15 @@ class SharedPrefixLayout(Layout):
     name = "shared_prefix"
     keeps_groups = True
 
+    def __init__(self) -> None:
+        self._warned = False
+
     def pieces(self, groups: Sequence[RolloutGroup], selection: Selection, token_budget: int) -> list[Piece]:
         """See `Layout.pieces`."""
-        result = []
+        result: list[Piece] = []
         for index, responses in selection:
             group = groups[index]
+            before = len(result)
             part: list[int] = []
             used = len(group.prompt.expanded_ids)
             for r in responses:
@@ -54,7 +61,20 @@ class SharedPrefixLayout(Layout):
                 used += length
             if part:
                 result.append(Piece(index, group, tuple(part)))
+            self._warn_once(group, len(result) - before, token_budget)
         return result
+
+    def _warn_once(self, group: RolloutGroup, parts: int, token_budget: int) -> None:
+        if parts > 1 and not self._warned:
+            self._warned = True
+            log.warning(
+                "sample %s: its group needs more than micro_batch_tokens=%d and runs in %d parts, each with the whole "
+                "prompt of %d tokens; a larger budget would compute the prompt once",
+                group.uid,
+                token_budget,
+                parts,
+                len(group.prompt.expanded_ids),
+            )
 
     def collate(self, pieces: Sequence[Piece], context: Context) -> MicroBatch:
         """See `Layout.collate`."""
