@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from conftest import ROOT
 
@@ -22,11 +24,17 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
     [
         (["experiment=tiny_cpuu"], "experiment=tiny_cpuu does not exist; did you mean tiny_cpu"),
         (["experiment=tiny_cpu", "algorithm=grop"], "algorithm=grop does not exist; did you mean grpo"),
-        (["experiment=tiny_cpu", "algorithm.clip_hihg=0.3"], "unknown config key 'algorithm.clip_hihg'; did you mean alg"),
+        (
+            ["experiment=tiny_cpu", "algorithm.clip_hihg=0.3"],
+            "unknown config key 'algorithm.clip_hihg'; did you mean alg",
+        ),
         (["experiment=tiny_cpu", "module.lr=1e-3"], "unknown config key 'module.lr'; did you mean module.optimizer.lr"),
         (["experiment=tiny_cpu", "seed=["], "cannot read the command line"),
         (["experiment=tiny_cpu", "trainer.devices=512"], "trainer.devices=512, but this machine has"),
-        (["experiment=tiny_cpu", "data.train_files=/nowhere/x.json"], "data.train_files: /nowhere/x.json does not exist"),
+        (
+            ["experiment=tiny_cpu", "data.train_files=/nowhere/x.json"],
+            "data.train_files: /nowhere/x.json does not exist",
+        ),
         (["experiment=tiny_cpu", "data.media_root=/nowhere"], "data.media_root=/nowhere is not a folder"),
         (["experiment=tiny_cpu", "model.path=/nowhere/model"], "model.path=/nowhere/model does not exist"),
         (
@@ -50,10 +58,7 @@ def test_a_mistake_is_answered_in_words_with_exit_code_two(capsys, tmp_path, arg
 
 
 def test_vllm_missing_is_said_before_anything_starts(capsys, monkeypatch, tmp_path):
-    import importlib.util
-
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else real(name, *a))
+    monkeypatch.setitem(sys.modules, "vllm", None)  # how Python marks a module that cannot be imported
     code, output = answer(capsys, "experiment=tiny_cpu", f"output_dir={tmp_path}")
     assert code == 2
     assert "vLLM is not installed" in output

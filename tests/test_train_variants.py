@@ -75,6 +75,7 @@ def test_real_clips_and_records_of_a_user(tiny_assets, shared_data, tmp_path):
         f"data.media_root={shared_data / 'videos'}",
         f"data.cache_dir={tmp_path / 'cache'}",
         "data.rollout_batch_size=24",
+        "data.val_files=[]",
     )
     command = [o for o in arguments(tiny_assets, tmp_path / "run", "max_steps=1") if "rollout_batch_size" not in o]
     output = run(*command, *own)
