@@ -47,6 +47,7 @@ def preprocess(module: object, own: dict[str, str]) -> int:
     """Plan, say what will happen, and do it."""
     from datamodules.lengths import histogram, prompt_lengths
     from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
+    from datamodules.video.maintenance import clear_stale
 
     if own["launcher"] not in ("local", "ray"):
         raise ValueError(f"launcher={own['launcher']} is unknown; use local or ray")
@@ -56,6 +57,7 @@ def preprocess(module: object, own: dict[str, str]) -> int:
         raise ValueError("data.cache_dir is not set (or data.source_mode=decode): there is nowhere to store clips")
     if own["retry_quarantined"] == "true":
         print(f"{cache.quarantine.clear()} quarantined videos are tried again")
+    clear_stale(cache.folder)
     work = plan_work(samples, module.preparer)
     needed = work.estimated_bytes(cache.codec)
     free = check_space(cache.folder, needed)

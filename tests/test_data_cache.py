@@ -186,7 +186,7 @@ def test_kill_at_any_moment_leaves_all_or_nothing(media, truth, tmp_path):
 
 def test_two_writers_of_one_entry(media, truth, tmp_path):
     folder = tmp_path / "cache"
-    writers = [start_writer(media, folder, 60) for _ in range(2)]
+    writers = [start_writer(media, folder, 25) for _ in range(2)]
     reader = VideoCache(folder, media)
     while any(writer.poll() is None for writer in writers):
         video = reader.get(REF, SPEC)
@@ -235,6 +235,20 @@ def test_least_recently_used_clips_are_evicted(media, tmp_path):
     removed = evict(tmp_path / "cache", sizes[0] + sizes[2], protect_seconds=10)
     assert removed == [cache.entry_path(REF, specs[1])]
     assert evict(tmp_path / "cache", 0, protect_seconds=50) == [cache.entry_path(REF, specs[2])]
+
+
+def test_the_size_limit_holds_while_filling(media, tmp_path, monkeypatch):
+    from datamodules.video import maintenance
+
+    monkeypatch.setattr(maintenance.evict, "__defaults__", (0.0,))  # nothing counts as in use
+    limit = 60_000
+    cache = VideoCache(tmp_path / "cache", media, max_bytes=limit)
+    for i in range(12):
+        cache.load(MediaRef("clip.mp4", start=i * 0.1), SPEC)
+        newest = cache.entry_path(MediaRef("clip.mp4", start=i * 0.1), SPEC)
+        assert newest.exists()
+        total = sum(state.st_size for _, state in maintenance.entries(tmp_path / "cache"))
+        assert total <= limit + newest.stat().st_size
 
 
 def test_staging_copies_to_the_local_disk_and_follows_changes(media, truth, tmp_path):

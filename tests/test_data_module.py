@@ -316,3 +316,28 @@ def test_yaml_lists_every_option():
     own = {"_target_", "model_path", "train_files", "val_files"}
     # The number of steps is the run's, not the data's.
     assert set(base) - own == {field.name for field in fields(DataOptions)} - {"max_steps"}
+
+
+@pytest.mark.parametrize("name", ["curriculum", "length_grouped"])
+def test_orders_by_configuration(make, data, tmp_path, name):
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.load(Path(__file__).parents[1] / "conf" / "data" / f"{name}.yaml").order
+    records = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
+    for i, record in enumerate(records):
+        record["pass_rate"] = i / len(records)
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    module = make(train_files=str(tmp_path / "train.jsonl"), order=instantiate(node, _convert_="all"), max_steps=7)
+    chosen = [uid for _, batch in uids(module.train_dataloader()) for uid in batch]
+    assert len(set(chosen)) == 28  # seven of the epoch's steps: nothing twice
+    rates = {sample.uid: sample.extra["pass_rate"] for sample in module.train_samples}
+    if name == "curriculum":
+        assert min(rates[uid] for uid in chosen[:6]) > max(rates[uid] for uid in chosen[24:])
+    else:
+        lengths = {sample.uid: module.preparer.prepare(sample).num_prompt_tokens for sample in module.train_samples}
+        spreads = [
+            max(lengths[u] for u in chosen[i : i + 4]) - min(lengths[u] for u in chosen[i : i + 4])
+            for i in range(0, 28, 4)
+        ]
+        assert np.mean(spreads) < 15

@@ -65,7 +65,7 @@ def test_caches_once_what_training_looks_up_and_resumes(make, data):
     assert (work.num_references, len(work.jobs), work.num_cached) == (7, 4, 0)
     assert {failure.id for failure in work.failures} == {"d:5", "d:6"}
     lines = []
-    stored, size, _ = record(work, run_local(work.jobs, module.cache, 2, 60), module.cache, lines.append, 0)
+    stored, size, _ = record(work, run_local(work.jobs, module.cache, 1, 60), module.cache, lines.append, 0)
     assert stored == 4
     assert size == sum(path.stat().st_size for path in (data / "cache").glob("*/*.clip"))
     assert [line.split(",")[0] for line in lines] == [f"{i}/4 clips" for i in range(1, 5)]
@@ -116,7 +116,7 @@ def test_killed_preprocessing_leaves_no_process_and_a_usable_cache(make, data):
         f"m = VideoRLDataModule({module.model_path!r}, {str(data / 'd.jsonl')!r}, media_root={str(data)!r},"
         f" cache_dir={str(data / 'killed')!r}, video_min_pixels=2048)\nm.setup()\n"
         "w = plan_work(m.train_samples, m.preparer)\n"
-        "for done in run_local(w.jobs, m.cache, 2, 60): print('done', flush=True)\n"
+        "for done in run_local(w.jobs, m.cache, 1, 60): print('done', flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "done\n"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load_script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name.replace("/", "_"), ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -52,24 +52,28 @@ def test_inspect_shows_what_the_model_sees(tmp_path, capsys, tiny_model_dir):
     assert VideoCache(None).folder is None
 
 
-@pytest.mark.parametrize(("bench", "checks"), [("cache", "exact"), ("lengths", "equal")])
-def test_benchmarks_run_small(bench, checks, tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    run = subprocess.run(
-        [sys.executable, f"scripts/bench/{bench}.py", "--small"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert run.returncode == 0, run.stderr
-    rows = [json.loads(line) for line in run.stdout.splitlines()]
-    values = {row.get("codec", ""): row[checks] for row in rows if checks in row}
-    assert values == ({"raw": True, "lossless": True, "jpeg": False} if bench == "cache" else {"": True})
-    if bench == "cache" and os.environ.get("EVR1_TEST_DATA"):
-        sizes = {row["codec"]: row["worst_size_ratio"] for row in rows if row["case"] == "summary"}
-        assert sizes["raw"] <= 0.26
-        assert sizes["lossless"] <= 0.15
+def run_bench(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [name, "--small"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    load_script(f"bench/{name}").main()
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_cache_benchmark_runs_small(monkeypatch, capsys, tmp_path):
+    rows = run_bench("cache", monkeypatch, capsys, tmp_path)
+    exact = {row["codec"]: row["exact"] for row in rows if "exact" in row}
+    assert exact == {"raw": True, "lossless": True, "jpeg": False}
+    sizes = {row["codec"]: row["worst_size_ratio"] for row in rows if row["case"] == "summary"}
+    assert sizes["raw"] <= 0.26
+    assert sizes["lossless"] <= 0.15
+
+
+def test_lengths_benchmark_runs_small(monkeypatch, capsys, tmp_path):
+    first, remembered, exact = run_bench("lengths", monkeypatch, capsys, tmp_path)
+    assert exact == {"case": "exact", "equal": True, "checked": 1}
+    assert first["samples"] == remembered["samples"] == 70
+    assert first["tokens"] == remembered["tokens"]
 
 
 @pytest.mark.slow

@@ -86,6 +86,8 @@ class VideoCache:
         self.codec = codec
         self.source_mode = source_mode
         self.max_bytes = max_bytes
+        self._room = 0
+        """Bytes that may be written before the cache's size is looked at again."""
         self.stage_dir = None if stage_dir is None else Path(stage_dir)
         self.threads = threads
         self.decode_clip = decode_clip or _decode_here
@@ -155,11 +157,21 @@ class VideoCache:
         key = {**self.logical_key(ref, spec), "content": content_identity(self.source(ref))}
         header = write_entry(path, frames, plan, key, self.codec, producer(spec.decoder), self.threads)
         self._drop_staged(path)
-        if self.max_bytes is not None:
-            from datamodules.video.maintenance import evict
+        self._make_room(path.stat().st_size)
+        return header
+
+    def _make_room(self, added: int) -> None:
+        """Evict when the limit may be exceeded; listing a big cache for every clip would cost more than decoding."""
+        if self.max_bytes is None:
+            return
+        self._room -= added
+        if self._room < 0:
+            from datamodules.video.maintenance import entries, evict
 
             evict(self.folder, self.max_bytes)
-        return header
+            free = self.max_bytes - sum(state.st_size for _, state in entries(self.folder))
+            # Other processes write too: look again after a part of the room is used.
+            self._room = max(free // 4, self.max_bytes // 100)
 
     def load(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo:
         """The clip of `ref`: from the cache, or decoded (and stored) according to `source_mode`.

@@ -75,13 +75,15 @@ def resize(frames: list[np.ndarray], height: int, width: int) -> np.ndarray:
     """Bicubic, antialiased resize of uint8 [H0, W0, 3] frames, rounded to uint8 [T, 3, H, W]."""
     import numpy as np
     import torch
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.functional import resize as torch_resize
 
     batch = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
-    if batch.shape[-2:] != (height, width):
-        batch = torch_resize(batch, [height, width], interpolation=InterpolationMode.BICUBIC, antialias=True)
-    return batch.numpy()
+    if batch.shape[-2:] == (height, width):
+        return batch.numpy()
+    # What torchvision's resize does with uint8, without importing torchvision into every decoder process.
+    resized = torch.nn.functional.interpolate(
+        batch.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
+    )
+    return resized.clamp_(0, 255).round_().to(torch.uint8).numpy()
 
 
 def get_reader(decoder: str, conceal_damage: bool = False) -> FrameReader:
