@@ -86,6 +86,7 @@ def _response(response: Response) -> dict[str, Any]:
         "finish_reason": response.finish_reason,
         "text": response.text,
         "seed": response.seed,
+        "offline": response.offline,
     }
 
 

@@ -281,7 +281,7 @@ class PolicyUpdater:
         index = micro_batch.response_index
         device = outputs.logprobs.device
         responses = [data.groups[g].responses[r] for g, r in keys]
-        offline = [bool(getattr(r, "offline", False)) for r in responses]
+        offline = [r.offline for r in responses]
         rollout = torch.cat([torch.as_tensor(r.logprobs, dtype=torch.float32) for r in responses]).to(device)
         old = torch.cat([cache.old[key] for key in keys]) if cache.old else outputs.logprobs.detach()
         return TokenBatch(

@@ -89,6 +89,8 @@ class Response:
     seed: int
     prompt_token_ids: tuple[int, ...] = ()
     """The prompt as the engine expanded it; must equal `PreparedSample.expanded_ids`."""
+    offline: bool = False
+    """A trajectory from elsewhere instead of a sample of the policy: its `logprobs` mean nothing and are not read."""
 
 
 @dataclass(frozen=True)

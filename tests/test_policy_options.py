@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from policy_helpers import load_processor, make_batch
@@ -15,6 +17,7 @@ from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.importance import ImportanceCorrection
 from lightning_modules.algorithms.kl import KLPenalty
+from lightning_modules.algorithms.luffy import Luffy
 from lightning_modules.collect import collect
 from lightning_modules.dynamic_sampling import _fair_shares
 from lightning_modules.metrics import MetricBag
@@ -179,3 +182,21 @@ def test_surplus_groups_are_taken_from_the_fullest_rank():
     assert _fair_shares([5, 2], 4) == [2, 2]
     assert _fair_shares([1, 6, 2], 5) == [1, 2, 2]
     assert _fair_shares([1, 2], 9) == [1, 2]
+
+
+def test_offline_trajectories_reach_the_loss_but_not_the_mismatch(tiny_model_dir, processor):
+    batch = make_batch(processor, ("video", "text"))
+    group = batch.groups[0]
+    lost = np.full_like(group.responses[2].logprobs, np.nan)
+    trajectory = dataclasses.replace(group.responses[2], offline=True, logprobs=lost)
+    batch.groups[0] = dataclasses.replace(group, responses=(*group.responses[:2], trajectory))
+    options = {"importance": ImportanceCorrection()}
+    module, moved = sgd_update(tiny_model_dir, processor, Luffy(), batch, update_options=options)
+    tokens = sum(len(r.token_ids) for g in batch.groups for r in g.responses)
+    assert module.step_metrics["policy/off_policy"] == pytest.approx(len(lost) / tokens)
+    assert all(math.isfinite(value) for value in module.step_metrics.values())
+    assert moved["hf.lm_head.weight"].norm() > 0
+    _, plain = sgd_update(
+        tiny_model_dir, processor, GRPO(aggregation="token-mean"), make_batch(processor, ("video", "text"))
+    )
+    assert (moved["hf.lm_head.weight"] - plain["hf.lm_head.weight"]).norm() > 1e-4
