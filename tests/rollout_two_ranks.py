@@ -112,7 +112,6 @@ def main(model_dir: str, out_dir: str) -> None:
     dist.init_process_group("gloo")
     from torch.distributed.fsdp import fully_shard
     from transformers import AutoModelForImageTextToText, AutoProcessor
-    from vllm.distributed.parallel_state import destroy_model_parallel
 
     processor = AutoProcessor.from_pretrained(model_dir)
     reference = AutoModelForImageTextToText.from_pretrained(model_dir).eval()
@@ -125,8 +124,6 @@ def main(model_dir: str, out_dir: str) -> None:
     for tensor_parallel_size in (1, 2):
         results[tensor_parallel_size] = run(model_dir, tensor_parallel_size, processor, reference, policy)
         dist.barrier()
-        # Only so that one launch can test both sizes; a run has one.
-        destroy_model_parallel()
     Path(out_dir, f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()

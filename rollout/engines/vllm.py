@@ -203,6 +203,11 @@ class VLLMEngine:
             client._finalizer.detach()
             client.engine_core.model_executor.shutdown()
             client.engine_core.scheduler.shutdown()
+            if _world_size() > 1:
+                from vllm.distributed.parallel_state import destroy_model_parallel
+
+                # vLLM's own groups and the shared memory behind them, not the trainer's.
+                destroy_model_parallel()
 
     def _wake(self, tag: str) -> None:
         if tag in self._asleep:
