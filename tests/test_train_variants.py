@@ -24,8 +24,9 @@ def evaluation(run_dir, step):
     return json.loads((run_dir / "evaluation" / f"step_{step:06d}.json").read_text())
 
 
-def test_replicated_ranks_equal_one_rank(tiny_assets, vllm_run, tmp_path):
-    run(*arguments(tiny_assets, tmp_path / "run", "max_steps=2", "strategy=ddp", "trainer.devices=2"))
+def test_replicated_ranks_started_by_torchrun_equal_one_rank(tiny_assets, vllm_run, tmp_path):
+    two_ranks = ("strategy=ddp", "trainer.devices=2")
+    run(*arguments(tiny_assets, tmp_path / "run", "max_steps=2", *two_ranks), torchrun=2)
     alone, two = rows(vllm_run), rows(tmp_path / "run")
     for step in (1, 2):
         for name, tolerance in (("losses/policy", 1e-5), ("train/grad_norm", 1e-4), ("reward/total", 1e-6)):

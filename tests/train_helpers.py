@@ -29,12 +29,23 @@ def environment() -> dict[str, str]:
     return {**os.environ, "EVR1_STAGE": "test", "PYTHONUNBUFFERED": "1"}
 
 
-def run(*overrides: str, script: str = "train.py", timeout_s: float = 240, check: int | None = 0) -> str:
-    """Run to the end; returns the output. `check` is the exit code expected (None = any)."""
+def run(
+    *overrides: str, script: str = "train.py", timeout_s: float = 240, check: int | None = 0, torchrun: int = 0
+) -> str:
+    """Run to the end; returns the output. `check` is the exit code expected (None = any).
+
+    With `torchrun`, that many ranks are started from outside, as on several nodes.
+    """
+    argv = command(*overrides, script=script)
+    env = environment()
+    if torchrun:
+        del env["EVR1_STAGE"]  # a rank that somebody launched is never a pipeline
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
+        argv = [argv[0], *launcher, *argv[1:]]
     result = subprocess.run(
-        command(*overrides, script=script),
+        argv,
         cwd=ROOT,
-        env=environment(),
+        env=env,
         text=True,
         timeout=timeout_s,
         check=False,

@@ -84,7 +84,8 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
     if config.preflight == "only":
         return print_plan(config)
     require_values(config)
-    stages = parse_stages(config.stages) if config.stages and not in_stage() else []
+    alone = not in_stage() and not in_launched_rank()
+    stages = parse_stages(config.stages) if config.stages and alone else []
     plan = _decide(config)
     config.run_dir = str(plan.run_dir)
     first = training.is_rank_zero() and PLAN_ENV not in os.environ
