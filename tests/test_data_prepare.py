@@ -236,3 +236,23 @@ def test_media_survive_json(processors):
     assert (rules.factor, rules.timestamp_style) == (32, "seconds")
     assert (MediaRules.from_processor(processors["qwen2_5_vl"]).factor) == 28
     assert json.loads(json.dumps(VideoSpec.for_rules(rules).fingerprint()))["patch_size"] == 16
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_lengths_equal_the_processor_on_real_clips(processors, shared_data, family):
+    processor = processors[family]
+    rules = MediaRules.from_processor(processor)
+    preparer = SamplePreparer(
+        processor,
+        rules,
+        VideoSpec.for_rules(rules, max_frames=6, max_pixels=131_072),
+        ImageSpec.for_rules(rules),
+        VideoCache(None, shared_data / "videos"),
+        PromptTemplates(),
+    )
+    for path in sorted((shared_data / "videos").iterdir()):
+        sample = replace(SAMPLES["video"], uid=path.name, videos=(MediaRef(path.name),))
+        prepared = preparer.prepare(sample)
+        expected = processor_output(processor, prepared)
+        assert prompt_length(sample, preparer) == len(expected["input_ids"][0]), path.name
+        assert prepared.videos[0].grid == tuple(expected["video_grid_thw"][0].tolist()), path.name
