@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -129,3 +134,19 @@ def test_a_group_that_was_never_published_is_an_error() -> None:
     engine = ScriptedEngine([group(0, "boolean", "yes", ["yes"])], [])
     with pytest.raises(RuntimeError, match="never published"):
         fit([engine, RewardCallback(router())], 1)
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_scores_its_own_groups() -> None:
+    """A scorer that hangs on one rank masks that rank's group and leaves the other rank alone."""
+    worker = Path(__file__).parent / "workers" / "reward_ranks.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", str(worker)]
+    paths = os.pathsep.join(map(str, (Path(__file__).parents[1], Path(__file__).parent)))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+    results = sorted(json.loads(line.split("RESULT ")[1]) for line in run.stdout.splitlines() if "RESULT " in line)
+    boolean = [[1.0, "ok"], [0.0, "ok"]]
+    assert results == [
+        [0, [[[1.0, "ok"], [0.0, "ok"]], boolean], 0.0],
+        [1, [[[0.0, "timeout"], [1.0, "ok"]], boolean], 1.0],
+    ]
