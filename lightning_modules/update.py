@@ -48,6 +48,9 @@ class UpdateSettings:
     """Compute token entropies (a diagnostic, and what an entropy bonus needs)."""
     entropy_bonus: float = 0.0
     """Weight of the entropy that is added to the objective."""
+    skip_zero_advantage: bool = False
+    """Leave responses with advantage 0 out of the forward where they cannot change the gradient (no KL in the loss, no
+    entropy bonus). The update is the same; token diagnostics then describe the remaining responses only."""
     importance: ImportanceCorrection | None = None
     """Correction for the engine's slightly different distribution; None = off."""
     max_bad_updates: int = 3
@@ -194,7 +197,8 @@ class PolicyUpdater:
         budget = self.settings.micro_batch_tokens
         pieces = self.layout.pieces(data.groups, data.selection(keys), budget)
         plan = plan_micro_batches(pieces, self.layout, budget)
-        most = int(all_reduce(torch.tensor([len(plan)], dtype=torch.float64), "max"))
+        # At least one, so that an update without any signal still has gradients (zeros), as an exact one would.
+        most = max(1, int(all_reduce(torch.tensor([len(plan)], dtype=torch.float64), "max")))
         return plan if len(plan) == most else plan_micro_batches(pieces, self.layout, budget, most)
 
     def _forward(self, policy: PolicyModel, micro_batch: MicroBatch, with_entropy: bool) -> TokenOutputs:
@@ -218,7 +222,8 @@ class PolicyUpdater:
         optimizer.zero_grad(set_to_none=True)
         finite = True
         micro_batches = 0
-        for micro_batch in self.micro_batches(data, keys):
+        bag.add("losses/policy", 0.0)  # exists also where every micro-batch is a dummy
+        for micro_batch in self.micro_batches(data, self._needed(keys, cache)):
             outputs = self._forward(self.policy, micro_batch, self.settings.entropy)
             loss = self._loss(micro_batch, outputs, data, cache, counts, bag, first)
             finite &= bool(torch.isfinite(loss.detach()))
@@ -227,6 +232,13 @@ class PolicyUpdater:
             micro_batches += 1
         bag.max("train/micro_batches", micro_batches)
         return self._apply(optimizer, scheduler, bag, finite)
+
+    def _needed(self, keys: Sequence[Key], cache: TokenCache) -> list[Key]:
+        """Keys whose forward can change the gradient."""
+        in_loss = self.algorithm.kl is not None and self.algorithm.kl.where == "loss"
+        if not self.settings.skip_zero_advantage or in_loss or self.settings.entropy_bonus:
+            return list(keys)
+        return [key for key in keys if float(cache.advantages[key]) != 0.0]
 
     def _counts(self, data: Collected, keys: Sequence[Key]) -> Counts:
         tokens = sum(len(data.groups[g].responses[r].token_ids) for g, r in keys)

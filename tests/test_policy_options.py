@@ -200,3 +200,20 @@ def test_offline_trajectories_reach_the_loss_but_not_the_mismatch(tiny_model_dir
         tiny_model_dir, processor, GRPO(aggregation="token-mean"), make_batch(processor, ("video", "text"))
     )
     assert (moved["hf.lm_head.weight"] - plain["hf.lm_head.weight"]).norm() > 1e-4
+
+
+@pytest.mark.parametrize("equal", [(0,), (0, 1)], ids=["one group", "all groups"])
+def test_skipping_responses_without_advantage_changes_no_weight(tiny_model_dir, processor, equal):
+    results = []
+    for skip in (False, True):
+        module = make_module(tiny_model_dir, update_options={"skip_zero_advantage": skip})
+        optimizer = module.configure_optimizers()["optimizer"]
+        for seed in range(2):
+            batch = make_batch(processor, ("video", "text"), seed=seed)
+            for index in equal if seed else ():
+                batch.scores[index] = tuple(Score(0.3, 1.0, 0.3) for _ in range(3))
+            module.update(batch, optimizer)
+        results.append((module.step_metrics["losses/policy"], weights(module)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-7)
+    for (name, a), b in zip(results[0][1].items(), results[1][1].values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6, msg=name)
