@@ -97,10 +97,16 @@ class HFEngine:
             raise RuntimeError(f"weights missing in the engine after the sync: {sorted(missing)[:5]} ({len(missing)})")
 
     def sleep(self) -> None:
-        """Nothing to free: the copy stays where it is."""
+        """Move the copy to host memory (nothing to do on CPU)."""
+        import torch
+
+        if self._device.type == "cuda":
+            self._model.to("cpu")
+            torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Nothing to restore."""
+        """Bring the copy back to its device."""
+        self._model.to(self._device)
 
     def close(self) -> None:
         """Release the model."""

@@ -85,7 +85,6 @@ class VLLMEngine:
     ) -> None:
         _check_arguments(tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
         import torch
-        from transformers import AutoProcessor
 
         model_path = model_folder(model_path)
         self.max_model_len = max_model_len
@@ -118,6 +117,13 @@ class VLLMEngine:
             # vLLM touches deprecated names of torch.
             warnings.simplefilter("ignore", FutureWarning)
             self.llm = LLM(str(model_path), **(options | dict(extra_options or {})))
+        self._finish_start(model_path, enforce_eager)
+
+    def _finish_start(self, model_path: Path, enforce_eager: bool) -> None:
+        """What the engine needs around the running `LLM`."""
+        import torch
+        from transformers import AutoProcessor
+
         if not torch.cuda.is_available():
             self.llm.collective_rpc(keep_generators_of_discarded_tokens)
         # vLLM compiles small sampler functions even in eager mode: ten seconds per process on a CPU, for nothing.
