@@ -125,7 +125,7 @@ class RewardRouter:
         response: str,
         ground_truth: Any,
         problem_type: str,
-        options: Sequence[str] | None = None,
+        options: Sequence[str] | Mapping[str, str] | None = None,
         mode: Mode = "robust",
         benchmark: str | None = None,
         **fields: Any,
@@ -136,7 +136,7 @@ class RewardRouter:
             response: what the policy wrote, thinking and tags included.
             ground_truth: the gold answer; answer tags around it are removed.
             problem_type: chooses the task type; an unknown one raises ValueError with the nearest names.
-            options: answer options with their letters.
+            options: answer options with their letters, as a list or by letter.
             mode: "robust" reads answers as a careful person would; "official" does what the scorer of `benchmark`
                 does, mistakes included.
             benchmark: needed by "official"; in "robust" it adds the benchmark's protocol markers.
@@ -158,7 +158,7 @@ class RewardRouter:
         response: str,
         ground_truth: Any,
         problem_type: str,
-        options: Sequence[str] | None = None,
+        options: Sequence[str] | Mapping[str, str] | None = None,
         mode: Mode = "robust",
         benchmark: str | None = None,
         **fields: Any,
@@ -168,6 +168,7 @@ class RewardRouter:
         gold = ground_truth
         if isinstance(gold, str) and "<answer>" in gold.lower():
             gold = read_answer(gold).text or gold
+        response = "" if response is None else str(response)
         query = Query(response, gold, problem_type, as_options(options), fields, benchmark)
         if mode == "official":
             return _done(self._official(query))

@@ -97,6 +97,12 @@ def test_a_gold_in_answer_tags_is_unwrapped() -> None:
     assert score.accuracy == 1.0
 
 
+def test_options_by_letter_and_a_missing_response() -> None:
+    record = {"ground_truth": "B", "problem_type": "mcq", "options": {"A": "red", "B": "blue"}}
+    assert RewardRouter().score(response="blue", **record).accuracy == 1.0
+    assert RewardRouter().score(response=None, **record).status == "unparsable"
+
+
 def load(name: str, *overrides: str) -> RewardRouter:
     with initialize_config_dir(str(ROOT / "conf" / "reward"), version_base=None):
         return instantiate(compose(name, overrides=list(overrides)), _convert_="all")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -281,6 +281,8 @@ def _by_place(text: str, options: OptionSet) -> str | None:
     return options.labels[index] if index < len(options.labels) else None
 
 
-def as_options(options: Sequence[str] | None) -> tuple[str, ...]:
-    """Options of a record as a tuple; None and empty strings are dropped."""
+def as_options(options: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...]:
+    """Options of a record as a tuple of labelled texts; None and empty strings are dropped."""
+    if isinstance(options, Mapping):
+        return tuple(f"{label}. {text}" for label, text in options.items())
     return tuple(str(option) for option in options or () if str(option).strip())
