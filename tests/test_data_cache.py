@@ -256,6 +256,9 @@ def test_staging_copies_to_the_local_disk_and_follows_changes(media, truth, tmp_
     cache.load(REF, SPEC)
     np.testing.assert_array_equal(cache.load(REF, SPEC).frames, truth)
     (local,) = (tmp_path / "local").glob("*/*.clip")
+    copied = local.stat().st_ino
+    cache.load(REF, SPEC)
+    assert local.stat().st_ino == copied  # not copied again
     local.write_bytes(local.read_bytes()[:-1] + b"x")  # damaged copy
     np.testing.assert_array_equal(cache.load(REF, SPEC).frames, truth)
     write_video(media / "clip.mp4", numbered_frames(40)[::-1])

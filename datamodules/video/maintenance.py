@@ -9,6 +9,8 @@ import time
 import uuid
 from pathlib import Path
 
+from datamodules.video.entry import EntryError, read_header
+
 logger = logging.getLogger(__name__)
 
 IN_USE_SECONDS = 300.0
@@ -62,20 +64,16 @@ def clear_stale(folder: Path, older_than: float = STALE_SECONDS) -> int:
 
 
 def stage(source: Path, target: Path) -> Path:
-    """Copy a clip to `target` unless an equally large and new copy is there; returns the path to read.
+    """Copy a clip to `target` unless the same clip is there; returns the path to read.
 
     A full local disk is no error: the clip is then read from `source`.
 
     Raises:
         FileNotFoundError: `source` does not exist.
+        EntryError: its header is damaged.
     """
-    state = source.stat()
-    try:
-        local = target.stat()
-        if local.st_size == state.st_size and local.st_ino and _same_generation(target, state):
-            return target
-    except FileNotFoundError:
-        pass
+    if _same(source, target):
+        return target
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +86,10 @@ def stage(source: Path, target: Path) -> Path:
     return target
 
 
-def _same_generation(target: Path, source_state: os.stat_result) -> bool:
-    """Whether the copy was made after the source was last written (its content is verified when it is read)."""
-    return target.stat().st_ctime >= source_state.st_ctime or target.stat().st_mtime >= source_state.st_mtime
+def _same(source: Path, target: Path) -> bool:
+    """Whether the copy has the source's header, with its checksums, and size (its frames are verified when read)."""
+    wanted, size = read_header(source), source.stat().st_size
+    try:
+        return target.stat().st_size == size and read_header(target) == wanted
+    except (FileNotFoundError, EntryError):
+        return False

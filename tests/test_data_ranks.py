@@ -1,0 +1,98 @@
+"""Data on two real ranks: the same list everywhere, whatever a node can see of the media."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from data_media import numbered_frames, write_video
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RANK = """
+import json, os, sys
+import torch.distributed as dist
+from datamodules.video_rl import VideoRLDataModule
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model, data = sys.argv[1:3]
+# Rank 1 does not see the long video, so only rank 0 can find out that its prompt is too long.
+module = VideoRLDataModule(model, data + "/d.jsonl", media_root=data + ("/all" if rank == 0 else "/some"),
+    video_min_pixels=2048, prompt_templates="tiny", rollout_batch_size=2, max_prompt_tokens=150, max_steps=3)
+module.set_rank(rank, 2)
+batches = [[p.uid for p in b.prompts] + [u for u, _ in b.lost] for b in module.train_dataloader()]
+print(json.dumps({"samples": [s.uid for s in module.train_samples], "batches": batches}))
+dist.destroy_process_group()
+"""
+
+
+def test_every_rank_drops_the_same_samples(tmp_path, tiny_model_dir):
+    for folder, names in (("all", "abcl"), ("some", "abc")):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            write_video(tmp_path / folder / f"{name}.mp4", numbered_frames(400 if name == "l" else 20), fps=10)
+    records = [
+        {"problem": "?", "answer": "1", "problem_type": "numerical", "videos": [f"{name}.mp4"], "problem_id": name}
+        for name in "albc"
+    ]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, records)))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python",
+        sys.executable, "-c", RANK, str(tiny_model_dir), str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=240)
+    assert run.returncode == 0, run.stderr
+    first, second = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("{"))
+    assert first["samples"] == second["samples"] == ["d:a", "d:b", "d:c"]
+    # Three steps of two prompts: two passes over the three samples, every prompt on exactly one rank.
+    served = [uid for a, b in zip(first["batches"], second["batches"], strict=True) for uid in a + b]
+    assert sorted(served) == sorted(["d:a", "d:b", "d:c"] * 2)
+
+
+LOADER = """
+import sys, time
+from datamodules.video_rl import VideoRLDataModule
+model, data = sys.argv[1:3]
+module = VideoRLDataModule(model, data + "/d.jsonl", media_root=data, video_min_pixels=2048, prompt_templates="tiny",
+    rollout_batch_size=1, num_workers=1, max_steps=100000, decode_timeout_s=60, source_mode="decode")
+for batch in module.train_dataloader():
+    print("batch", flush=True)
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    children = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children += [int(child) for child in (task / "children").read_text().split()]
+    return children + [grandchild for child in children for grandchild in descendants(child)]
+
+
+def test_killing_the_trainer_leaves_no_loader_and_no_decoder(tmp_path, tiny_model_dir):
+    write_video(tmp_path / "a.mp4", numbered_frames(20), fps=10)
+    record = {"problem": "?", "answer": "1", "problem_type": "numerical", "videos": ["a.mp4"]}
+    (tmp_path / "d.jsonl").write_text(json.dumps(record))
+    command = [sys.executable, "-c", LOADER, str(tiny_model_dir), str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "batch\n"
+    family = descendants(process.pid)
+    assert len(family) >= 2  # a loader worker and its decoder
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(running(pid) for pid in family) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(running(pid) for pid in family)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
