@@ -1,0 +1,253 @@
+"""The benchmark: reads its files, words its questions, scores answers, computes its figures.
+
+A plain multiple-choice benchmark is `Benchmark` with a YAML file in `conf/benchmark`; a special one overrides
+`drafts` (what is asked), `score` (how an answer is judged) or `figures` (what is reported). See
+docs/adding-a-benchmark.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval import metrics
+from eval.benchmarks import loading
+from eval.benchmarks.comparison import compare
+from eval.benchmarks.drafts import Draft
+from eval.benchmarks.readers import Record, lookup
+from eval.benchmarks.source import Source
+from eval.benchmarks.types import (
+    BenchmarkItem,
+    Cell,
+    FileStatus,
+    LoadReport,
+    Mode,
+    Published,
+    RunInfo,
+    ScoredItem,
+    Summary,
+)
+
+if TYPE_CHECKING:
+    from eval.types import State
+    from rewards.base import Score
+    from rewards.router import RewardRouter
+
+__all__ = [
+    "Benchmark",
+    "BenchmarkItem",
+    "Cell",
+    "FileStatus",
+    "LoadReport",
+    "Mode",
+    "Published",
+    "RunInfo",
+    "ScoredItem",
+    "Summary",
+]
+Figures = tuple[dict[str, float | None], dict[str, dict[str, Cell]]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One item as the figures of one extraction see it."""
+
+    item: BenchmarkItem
+    value: float | None
+    """Accuracy in [0, 1]; 0 for a failed item, None for one that was not judged."""
+    score: Score | None = None
+    response: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One benchmark, described by `conf/benchmark/<name>.yaml`.
+
+    Example: `items, report = benchmark.load("/data/eval")`, ask the model, `official, robust =
+    benchmark.score(item, response, router)`, then `benchmark.aggregate(scored).headline`.
+    """
+
+    name: str
+    """Name of the YAML file; prefix of the uids."""
+    title: str
+    """Name in print."""
+    category: str
+    """general, long, reasoning, stem, spatial, grounding or streaming."""
+    sources: Sequence[Source]
+    """Published layouts of the annotations; the first whose files are complete is read."""
+    expected: Mapping[str, int | None]
+    """Split -> official number of questions; null = not published."""
+    split: str
+    """The split that is evaluated unless another is asked for."""
+    scorer: str
+    """Name of the official scorer in `rewards.official`."""
+    version: str = "1"
+    """Changes when questions, prompts or rules change; part of the run key."""
+    variant_of: str = ""
+    """Benchmark that this is another setting of; "" = one of its own. `benchmark=all` leaves variants out."""
+    download: str = ""
+    """Hugging Face data set, or another place; for `scripts/prepare_benchmarks.py`."""
+    problem_type: str = "multiple choice"
+    subgroups: Mapping[str, str] = field(default_factory=dict)
+    """Table -> field of the record. A field with a list puts the item into each of its groups."""
+    macro_over: str = ""
+    """Table whose groups are averaged without weights into the headline; "" = the mean over all items."""
+    macro_groups: Sequence[str] = ()
+    """The official groups of that table; one without items counts 0."""
+    metric: str = "accuracy"
+    """Name of the headline metric."""
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    """Style -> Jinja text, or -> {problem type: text, default: text}. cot and qwen3vl exist without an entry."""
+    system: str | None = None
+    """System message of the official prompt."""
+    answer_prefix: str = ""
+    """How the official prompt begins the assistant's turn."""
+    subtitles: str = "none"
+    """none, listed (in front of the question) or interleaved (between the frames)."""
+    subtitle_files: Sequence[str] = ()
+    """Paths of an item's subtitle file below the benchmark's folder, tried in order."""
+    frames: Mapping[str, Any] = field(default_factory=dict)
+    """`VideoSpec` options of the official frame policy; empty = none is prescribed."""
+    published: Sequence[Published] = ()
+    notes: str = ""
+    """What a reader of the figures has to know."""
+
+    def load(
+        self,
+        data_root: str | Path,
+        style: str = "official",
+        frame_policy: str = "official",
+        split: str | None = None,
+        limit: int | None = None,
+        source: str | None = None,
+        available_only: bool = False,
+    ) -> tuple[list[BenchmarkItem], LoadReport]:
+        """Items of a split in the files' order, and what was found on disk.
+
+        Args:
+            data_root: folder that holds `<name>/` with the files as they were downloaded (or the files themselves).
+            style: prompt style: official, cot or qwen3vl.
+            frame_policy: official, qwen3vl or reference; matters here for subtitles, which follow the frames.
+            split: None = the default split.
+            limit: only the first `limit` items; the report is then partial.
+            source: official or reference; None = the first whose files are there.
+            available_only: leave out items whose media are missing; the report is then partial.
+
+        Raises:
+            ValueError: the split or style is unknown, or no source's files are complete (the message lists them).
+        """
+        return loading.load(
+            self, Path(data_root), style, frame_policy, split or self.split, limit, source, available_only
+        )
+
+    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+        """The questions of a split; one per record unless a benchmark says otherwise."""
+        for record in records:
+            yield loading.plain_draft(self, record, source, media)
+
+    def template(self, style: str, draft: Draft) -> str:
+        """Jinja text of a style for one question."""
+        return loading.template_of(self, style, draft)
+
+    def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
+        """(official, robust) scores of a response; futures, because a judge or a sandbox takes its time.
+
+        The futures never raise: a record that cannot be scored becomes a score of status "error".
+        """
+        return submit(self, item, response, router, "official"), submit(self, item, response, router, "robust")
+
+    def state(self, item: BenchmarkItem, official: Score, robust: Score) -> State:
+        """The state of an item that got a response."""
+        if item.needs_judge:
+            return {"ok": "ok", "unparsable": "unparsed"}.get(official.status, "not_judged")  # type: ignore[return-value]
+        states = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
+        return states.get(robust.status, "failed")  # type: ignore[return-value]
+
+    def aggregate(self, scored: Sequence[ScoredItem], run: RunInfo | None = None) -> Summary:
+        """All figures of a run. Failed items count 0, items that were not judged are in no denominator.
+
+        Args:
+            scored: one entry per item.
+            run: settings of the run; without them nothing is comparable with published figures.
+        """
+        headline, tables = self.figures([self._judged(entry, "official") for entry in scored])
+        robust_headline, robust_tables = self.figures([self._judged(entry, "robust") for entry in scored])
+        return compare(self, scored, run or RunInfo(), headline, tables, robust_headline, robust_tables)
+
+    def figures(self, judged: Sequence[Judged]) -> Figures:
+        """(headline metrics, tables) of one extraction: the mean over items or groups, and a table per subgroup."""
+        tables = self.subgroup_tables(judged)
+        overall = metrics.mean(entry.value for entry in judged).value
+        if not self.macro_over:
+            return {self.metric: overall}, tables
+        value = metrics.macro(tables[self.macro_over], self.macro_groups)
+        return {self.metric: value, "micro": overall}, tables
+
+    def subgroup_tables(self, judged: Sequence[Judged]) -> dict[str, dict[str, Cell]]:
+        """One table per subgroup whose field the records have."""
+        tables = {
+            name: metrics.table((lookup(entry.item.meta, path), entry.value) for entry in judged)
+            for name, path in self.subgroups.items()
+        }
+        return {name: cells for name, cells in tables.items() if cells or name == self.macro_over}
+
+    def status(self, data_root: str | Path) -> list[FileStatus]:
+        """Per split: which files are on this disk."""
+        return [loading.file_status(self, Path(data_root), split) for split in self.expected]
+
+    def files(self, split: str | None = None) -> dict[str, list[str]]:
+        """Source -> annotation files of a split, relative to `<data_root>/<name>`; alternatives are joined by "or"."""
+        return {
+            source.name: [e if isinstance(e, str) else " or ".join(e) for e in source.files[split or self.split]]
+            for source in self.sources
+            if (split or self.split) in source.files
+        }
+
+    def _judged(self, entry: ScoredItem, mode: Mode) -> Judged:
+        score = entry.official if mode == "official" else entry.robust
+        if entry.state == "failed":
+            return Judged(entry.item, 0.0, None, entry.response)
+        if score is None or score.status == "not_judged" or (entry.item.needs_judge and not score.has_verdict):
+            return Judged(entry.item, None, score, entry.response)
+        value = score.accuracy if score.status == "ok" else 0.0
+        return Judged(entry.item, value, score, entry.response)
+
+
+def submit(
+    benchmark: Benchmark, item: BenchmarkItem, response: str, router: RewardRouter, mode: Mode, **changes: Any
+) -> Future[Score]:
+    """One score through the router, with everything that is known about the item.
+
+    Args:
+        benchmark: names the official scorer.
+        item: question, gold and options.
+        response: what the model wrote.
+        router: the scorer.
+        mode: official or robust.
+        changes: arguments of `RewardRouter.submit` that differ from the item's.
+    """
+    from rewards.base import Score
+
+    sample = item.sample
+    fields: dict[str, Any] = {str(key): value for key, value in sample.extra.items()}
+    fields |= {"question": fields.get("question", sample.problem), "uid": item.uid}
+    arguments: dict[str, Any] = {
+        "ground_truth": sample.answer,
+        "problem_type": sample.problem_type,
+        "options": sample.options,
+        "benchmark": benchmark.scorer,
+    }
+    try:
+        return router.submit(response=response, mode=mode, **{**fields, **arguments, **changes})
+    except ValueError as error:
+        return finished(Score(0.0, 0.0, 0.0, status="error", reason=f"{item.uid}: {error}"))
+
+
+def finished(score: Score) -> Future[Score]:
+    """A future that holds its result."""
+    future: Future[Score] = Future()
+    future.set_result(score)
+    return future

@@ -1,0 +1,66 @@
+"""The benchmarks by name: every YAML file in `conf/benchmark` is one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eval.benchmarks.base import Benchmark
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "benchmark"
+
+
+def names(variants: bool = True) -> list[str]:
+    """Names of all benchmarks; `variants=False` leaves out further settings of a benchmark (with subtitles, ...)."""
+    found = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return found if variants else [name for name in found if not _raw(name).get("variant_of")]
+
+
+def get(name: str, **overrides: Any) -> Benchmark:
+    """The benchmark of `conf/benchmark/<name>.yaml`, with other values for some of its fields.
+
+    Raises:
+        ValueError: there is none of that name (the message names the nearest), or its YAML does not fit.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate({**_raw(name), **overrides}, _convert_="all")
+    except InstantiationException as error:
+        raise ValueError(f"{FOLDER / name}.yaml: {error}") from error
+
+
+def select(wanted: str | Sequence[str]) -> list[str]:
+    """Names for `benchmark=`: "all", one name, or several. Raises ValueError for an unknown one."""
+    if wanted == "all":
+        return names(variants=False)
+    chosen = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in chosen:
+        _path(name)
+    return chosen
+
+
+def _raw(name: str) -> dict[str, Any]:
+    """Content of the YAML; `base: other` takes everything that is not said here from another benchmark."""
+    import yaml
+
+    content = yaml.safe_load(_path(name).read_text(encoding="utf-8"))
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{FOLDER / name}.yaml holds no mapping")
+    values = dict(content)
+    base = values.pop("base", None)
+    return {**_raw(base), **values} if base else values
+
+
+def _path(name: str) -> Path:
+    path = FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = [p.stem for p in FOLDER.glob("*.yaml")]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known))}"
+        raise ValueError(f"no benchmark is called {name!r}: {hint}")
+    return path

@@ -1,0 +1,85 @@
+"""From figures to a summary: counts, and whether a published figure may stand beside the headline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from eval.benchmarks.types import Cell, Published, RunInfo, ScoredItem, Summary
+
+if TYPE_CHECKING:
+    from eval.benchmarks.base import Benchmark
+
+Headline = Mapping[str, float | None]
+Tables = Mapping[str, Mapping[str, Cell]]
+
+
+def compare(
+    benchmark: Benchmark,
+    scored: Sequence[ScoredItem],
+    run: RunInfo,
+    headline: Headline,
+    tables: Tables,
+    robust_headline: Headline,
+    robust_tables: Tables,
+) -> Summary:
+    """The summary of a run."""
+    report = run.report
+    split = report.split if report else benchmark.split
+    expected = report.expected_n if report and report.expected_n is not None else benchmark.expected.get(split)
+    states = Counter(entry.state for entry in scored)
+    counts = {"n_expected": len(scored) if expected is None else expected, "n_items": len(scored)}
+    counts |= {f"n_{state}": states[state] for state in ("ok", "failed", "unparsed", "not_judged")}
+    is_partial = bool(report and report.is_partial) or len(scored) < counts["n_expected"]
+    published = next((entry for entry in benchmark.published if entry.model == run.model), None)
+    reason = _reason(benchmark, run, split, headline, published, is_partial, counts["n_not_judged"])
+    return Summary(
+        benchmark=benchmark.name,
+        split=split,
+        headline=dict(headline),
+        tables=tables,
+        robust_headline=dict(robust_headline),
+        robust_tables=robust_tables,
+        counts=counts,
+        comparable=not reason,
+        reason=reason,
+        published=published,
+        is_partial=is_partial,
+        notes=tuple(n for n in (benchmark.notes, *(report.notes if report else ())) if n),
+    )
+
+
+def _reason(
+    benchmark: Benchmark,
+    run: RunInfo,
+    split: str,
+    headline: Headline,
+    published: Published | None,
+    is_partial: bool,
+    not_judged: int,
+) -> str:
+    """Why the headline is not comparable; "" when it is."""
+    if published is None:
+        return f"no published figure of {run.model} is known" if run.model else "the model's name is not given"
+    if published.certainty != "verified":
+        return f"the published {published.value:g} could not be verified"
+    if published.metric not in headline:
+        return f"the published figure is {published.metric}, which this run does not report"
+    if is_partial:
+        return "the run is partial"
+    if not_judged:
+        return f"{not_judged} answers are not judged"
+    if run.report is not None and run.report.expected_n is None:
+        return "the official number of questions is not known"
+    if (published.split or benchmark.split) != split:
+        return f"the published figure is of split {published.split or benchmark.split}, this run of {split}"
+    for name, theirs, ours in (
+        ("prompt style", published.style, run.style),
+        ("frame policy", published.frame_policy, run.frame_policy),
+    ):
+        if not theirs:
+            return f"the {name} of the published figure is not known"
+        if theirs != ours:
+            return f"the published figure used {name} {theirs}, this run {ours or 'an unknown one'}"
+    return ""

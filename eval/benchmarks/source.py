@@ -1,0 +1,134 @@
+"""Where a benchmark's files lie and what their fields are called; one `Source` per published layout.
+
+Texts with `{field}` are filled from the record; `{_row}` is its 0-based place in its file, `{_file}` the file's name
+without endings, `{_task}` what `file_pattern` finds in that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval.benchmarks.readers import Record, lookup, read_records
+
+
+class _Fields(dict):
+    """Record for `str.format_map`; an absent field becomes "" so that alternative patterns can be tried."""
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def fill(template: str, record: Mapping[str, Any]) -> str:
+    """`template` with the record's fields; "{metadata[subject]}" reaches into mappings."""
+    return template.format_map(_Fields(record))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One published form of a benchmark's annotations.
+
+    Example: `Source(files={"test": ["videomme/test-*.parquet"]}, uid="{question_id}", question="question",
+    options="options", answer="answer", media=["data/{videoID}.mp4"])`.
+    """
+
+    files: Mapping[str, Sequence[Any]]
+    """Split -> file patterns below the benchmark's folder. An entry that is a list names alternatives: the first that
+    exists is read. Every entry must be there."""
+    name: str = "official"
+    """`official`, or `reference` for EasyVideoR1's normalised files."""
+    uid: str = "{_file}-{_row}"
+    """Identifier within the benchmark."""
+    question: str = "question"
+    options: Any = "options"
+    """Field with the options; a list of fields, one per option; "inline" = they stand in the question; null = none."""
+    absent_option: str = "N/A"
+    """Value by which a column says that there is no such option."""
+    answer: str = "answer"
+    answer_form: str = "auto"
+    """letter, text, index, auto, or plain (no options; the answer is taken as it is)."""
+    media: Sequence[str] = ("{video}",)
+    """Paths of the video below the folder, tried in order."""
+    precut: Sequence[str] = ()
+    """Paths of ready-cut clips, tried when none of `media` exists; start and end do not apply to them."""
+    start: str | None = None
+    """Field with the start of the used part in seconds."""
+    end: str | None = None
+    expand: str | None = None
+    """Field with a list of questions per record; each becomes one record together with the outer fields."""
+    file_pattern: str | None = None
+    """Regular expression on `{_file}` whose first group becomes `{_task}`."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Field -> value (or list of values) that a record must have to belong to the split."""
+    skip: Mapping[str, Any] = field(default_factory=dict)
+    """Field -> value (or list of values) of records that are left out (items without published labels)."""
+    derive: Mapping[str, Any] = field(default_factory=dict)
+    """New field -> [field, regular expression with one group]: fields that stand only inside other fields."""
+    expected: Mapping[str, int] = field(default_factory=dict)
+    """Questions per split in *these* files where that differs from the official count."""
+
+    def find(self, folders: Sequence[Path], split: str) -> tuple[list[Path], list[str]]:
+        """(files found, patterns without a file) of a split; each pattern is looked for in every folder."""
+        found: list[Path] = []
+        missing: list[str] = []
+        for entry in self.files.get(split, ()):
+            patterns = [entry] if isinstance(entry, str) else list(entry)
+            paths = next((hits for p in patterns for f in folders if (hits := _glob(f, p))), None)
+            if paths is None:
+                missing.append(patterns[0])
+            else:
+                found += [path for path in paths if path not in found]
+        return found, missing
+
+    def records(self, paths: Sequence[Path]) -> Iterator[Record]:
+        """All records of the split, in the files' order."""
+        for path in paths:
+            stem = path.name.split(".")[0]
+            place: Record = {"_file": stem}
+            if self.file_pattern and (match := re.search(self.file_pattern, stem)):
+                place["_task"] = match.group(1)
+            row = 0
+            for outer in read_records(path):
+                inner = [outer]
+                if self.expand:
+                    rest = {key: value for key, value in outer.items() if key != self.expand}
+                    inner = [{**rest, **part, "_part": i} for i, part in enumerate(outer.get(self.expand) or [])]
+                for record in inner:
+                    full = self._derived({**record, **place, "_row": row})
+                    row += 1
+                    if self._belongs(full):
+                        yield full
+
+    def _derived(self, record: Record) -> Record:
+        for name, (origin, pattern) in self.derive.items():
+            match = re.search(pattern, str(lookup(record, origin) or ""))
+            if match:
+                record[name] = match.group(1)
+        return record
+
+    def _belongs(self, record: Record) -> bool:
+        wanted = all(lookup(record, key) in _as_list(value) for key, value in self.only.items())
+        return wanted and not any(lookup(record, key) in _as_list(value) for key, value in self.skip.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceSource(Source):
+    """EasyVideoR1's normalised files: `problem`, `options`, `solution`, `path`, `problem_id`."""
+
+    name: str = "reference"
+    uid: str = "ref-{problem_id}"
+    question: str = "problem"
+    answer: str = "solution"
+    media: Sequence[str] = ("{path}",)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    """Files of a pattern, each also in its gzipped form; sorted."""
+    return [path for path in sorted({*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}) if path.is_file()]
