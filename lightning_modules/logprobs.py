@@ -73,6 +73,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if with_entropy:
                 probs = logp.exp()
                 entropy[part] = -probs.mul_(logp.nan_to_num_(neginf=0.0)).sum(-1)
+                del probs
+            del logp  # before the next chunk is made, not after
         ctx.save_for_backward(hidden, weight, targets, entropy)
         ctx.settings = (temperature, banned, with_entropy, chunk_size)
         if not with_entropy:
@@ -93,8 +95,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
             # d logp(y) / d z = onehot(y) - p;  d H / d z = -p (log p + H). In place: one or two [C, V] buffers.
             if with_entropy:
                 probs = logp.exp()
-                slope = logp.nan_to_num_(neginf=0.0).add_(entropy[part, None]).mul_(grad_entropy[part, None])
-                grad = slope.add_(grad_logprobs[part, None]).mul_(probs).neg_()
+                grad = logp.nan_to_num_(neginf=0.0).add_(entropy[part, None]).mul_(grad_entropy[part, None])
+                grad.add_(grad_logprobs[part, None]).mul_(probs).neg_()
                 del probs
             else:
                 grad = logp.exp_().mul_(-grad_logprobs[part, None])
@@ -103,6 +105,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if need_hidden:
                 grad_hidden[part] = grad @ weight
             if need_weight:
-                grad_weight += grad.T @ hidden[part]
+                if grad.dtype == accumulate:
+                    grad_weight.addmm_(grad.T, hidden[part])
+                else:
+                    grad_weight += grad.T @ hidden[part]
+            del logp, grad
         grad_weight = grad_weight.to(weight.dtype) if need_weight else None
         return grad_hidden, grad_weight, None, None, None, None, None

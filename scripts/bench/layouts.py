@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -103,6 +102,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     from lightning_modules.layouts.base import Context
     from lightning_modules.layouts.patchify import Patchifier
     from lightning_modules.policy import PolicyModel
+    from scripts.bench.peak import peak_since, start_peak
 
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
@@ -115,7 +115,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     context = Context(family, Patchifier.from_path(arguments.model), device)
     pieces = layout.pieces([group], [(0, range(responses))], 10**9)
     batch = layout.collate(pieces, context)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = start_peak()
     times, cpu_times = [], []
     for _ in range(arguments.repeats + 1):
         policy.zero_grad()
@@ -127,9 +127,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
         cpu_times.append(time.process_time() - cpu)
     norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters()])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if device.type == "cuda":
-        before, peak = 0, torch.cuda.max_memory_allocated() // 1024
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else peak_since(before)
     return {
         "layout": arguments.layout,
         "prompt_tokens": len(group.prompt.expanded_ids),
@@ -137,7 +135,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "seconds": min(times[1:]),
         "cpu_seconds": min(cpu_times[1:]),
         "all_seconds": times,
-        "peak_mb": (peak - before) / 1024,
+        "peak_mb": peak,
         "loss": float(out.logprobs.mean()),
         "grad_norm": float(norm),
     }

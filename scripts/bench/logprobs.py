@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from lightning_modules.logprobs import token_logprobs
+    from scripts.bench.peak import peak_since, start_peak
 
     torch.set_num_threads(arguments.threads)
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +38,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     targets = torch.randint(0, arguments.vocab, (arguments.tokens,), generator=generator)
     hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)
     chunk = arguments.chunks[0]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = start_peak()
     start, cpu = time.perf_counter(), time.process_time()
     if chunk:
         logprobs, _ = token_logprobs(hidden, weight, targets, chunk_size=chunk, with_entropy=arguments.entropy)
@@ -49,7 +49,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "chunk": chunk,
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - cpu,
-        "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "peak_mb": peak_since(before),
         "loss": float(logprobs.detach().mean()),
         "grad_norm": float(hidden.grad.norm()),
     }
