@@ -91,8 +91,9 @@ class SFTLightningModule(GRPOLightningModule):
         return self._answers
 
     def on_train_end(self) -> None:
-        """Write the Hugging Face model, when the run reached its end."""
-        if self.export_to is None or self.trainer.should_stop:
+        """Write the Hugging Face model, unless the user stopped the run."""
+        stopped = any(getattr(callback, "stopped_by_user", False) for callback in self.trainer.callbacks)
+        if self.export_to is None or stopped:
             return
         from lightning_modules.export import export_policy
 

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -23,17 +24,21 @@ class StopCallback(L.Callback):
     Args:
         watchdog_s: seconds after the first request at which the process ends even without reaching a boundary.
         max_steps: the RL step after which training ends.
+        max_seconds: the run also ends, regularly, at the first step boundary after this time; None = no limit.
     """
 
-    def __init__(self, max_steps: int, watchdog_s: float = 900.0) -> None:
+    def __init__(self, max_steps: int, watchdog_s: float = 900.0, max_seconds: float | None = None) -> None:
         self._max_steps = max_steps
         self._watchdog_s = watchdog_s
+        self._max_seconds = max_seconds
+        self._started = time.monotonic()
         self._requested = False
         self._previous: dict[int, Any] = {}
         self.stopped_by_user = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install the handlers after Lightning's own, which run collectives inside the handler."""
+        self._started = time.monotonic()
         if threading.current_thread() is not threading.main_thread():
             return  # Ray runs training in a thread; its own stop request comes through `request`
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -58,6 +63,10 @@ class StopCallback(L.Callback):
         """Agree on stopping."""
         if trainer.strategy.reduce_boolean_decision(self._requested, all=False):
             self.stopped_by_user = pl_module.rl_step < self._max_steps
+            trainer.should_stop = True
+            return
+        over = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
+        if self._max_seconds is not None and trainer.strategy.reduce_boolean_decision(over, all=False):
             trainer.should_stop = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -15,16 +15,22 @@ from lightning_modules.launch.run_folder import write_json
 from lightning_modules.launch.runs import export_run, load_run_config
 
 if TYPE_CHECKING:
+    from datamodules.types import Sample
     from eval.types import EvalRecord
 
 log = logging.getLogger("evaluate")
 
 
-def evaluate_run(run_dir: Path) -> dict[str, Any]:
+def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     """Answer the held-out split greedily with the exported model, score it as training does, write and print a table.
 
+    Args:
+        run_dir: the run's folder.
+        swap_media: give every sample the media of another one of its data source: what is left then was not seen.
+
     Returns:
-        {"step", "metrics", "records"}, also in `<run_dir>/evaluation/final.json`.
+        {"step", "metrics", "accuracy" per data source}; with the records also in `<run_dir>/evaluation/final.json`
+        (`swapped.json`).
 
     Raises:
         ConfigError: no run folder, no checkpoint, or no held-out split.
@@ -45,6 +51,8 @@ def evaluate_run(run_dir: Path) -> dict[str, Any]:
     datamodule = build(config.data)
     datamodule.set_rank(0, 1)
     datamodule.setup()
+    if swap_media:
+        datamodule.val_samples = with_swapped_media(datamodule.val_samples)
     router = build(config.reward)
     asked = build(config.rollout.sampling)
     greedy = dataclasses.replace(asked, n=1, temperature=0.0, top_p=1.0, top_k=-1)
@@ -63,10 +71,32 @@ def evaluate_run(run_dir: Path) -> dict[str, Any]:
         router.close()
     records = complete(found, list(samples.values()))
     metrics = summarise(records) | {"val/seconds": time.monotonic() - started}
-    result = {"step": int(model.name.rpartition("_")[2]), "model": str(model), "metrics": metrics}
-    write_json(run_dir / "evaluation" / "final.json", {**result, "records": [dataclasses.asdict(r) for r in records]})
+    rows = [dataclasses.asdict(record) for record in records]
+    result = {
+        "step": int(model.name.rpartition("_")[2]),
+        "model": str(model),
+        "metrics": metrics,
+        "accuracy": _by_source(rows),
+    }
+    name = "swapped.json" if swap_media else "final.json"
+    write_json(run_dir / "evaluation" / name, {**result, "records": rows})
     for line in table_lines(records, _before(run_dir)):
         log.info("%s", line)
+    return result
+
+
+def with_swapped_media(samples: Sequence[Sample]) -> list[Sample]:
+    """Each sample with the media of the next one of its data source whose answer differs, where there is one."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.data_source, []).append(sample)
+    result = []
+    for sample in samples:
+        others = groups[sample.data_source]
+        start = others.index(sample)
+        later = [others[(start + k) % len(others)] for k in range(1, len(others))]
+        donor = next((other for other in later if other.answer != sample.answer), sample)
+        result.append(dataclasses.replace(sample, images=donor.images, videos=donor.videos))
     return result
 
 

@@ -1,0 +1,184 @@
+"""Run the demo and its controls for several seeds and print the tables of docs/quickstart.md.
+
+`python scripts/demo_controls.py [seeds=11,12,13] [output_dir=outputs/controls] [controls=true]`
+
+Per seed: held-out accuracy per task before and after RL, with media swapped between samples, and of the best constant
+answer; after RL on rewards dealt out at random; after supervised training on the same noisy labels for the same time.
+What is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lightning_modules.launch.config import ROOT, ConfigError, nearest
+from lightning_modules.launch.training import configure_logging
+
+log = logging.getLogger("controls")
+OPTIONS = {"seeds": "11,12,13", "output_dir": "outputs/controls", "controls": "true"}
+TEXT_TASKS = ("largest",)
+"""Tasks without media: not in the visual mean."""
+
+
+def call(*arguments: str) -> float:
+    """Run a Python program of this repository; returns its wall time in seconds."""
+    started = time.monotonic()
+    log.info("$ python %s", " ".join(arguments))
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
+    return time.monotonic() - started
+
+
+def run_dir(output: Path, name: str, run_name: str) -> Path:
+    """Folder of a run with a given name."""
+    return output / name / run_name
+
+
+def evaluated(folder: Path, swapped: bool = False) -> dict[str, float]:
+    """Accuracy per task of a run's newest checkpoint; evaluates it if nobody did."""
+    path = folder / "evaluation" / ("swapped.json" if swapped else "final.json")
+    if not path.is_file():
+        code = (
+            "import sys; from pathlib import Path; from lightning_modules.launch.training import configure_logging; "
+            "from lightning_modules.launch.held_out import evaluate_run; configure_logging(); "
+            "evaluate_run(Path(sys.argv[1]), swap_media=sys.argv[2] == 'True')"
+        )
+        call("-c", code, str(folder), str(swapped))
+    return json.loads(path.read_text())["accuracy"]
+
+
+def before(folder: Path) -> dict[str, float]:
+    """Accuracy per task before the first step."""
+    groups: dict[str, list[float]] = {}
+    for record in json.loads((folder / "evaluation" / "step_000000.json").read_text())["records"]:
+        groups.setdefault(record["data_source"], []).append(record["accuracy"])
+    return {task: sum(values) / len(values) for task, values in groups.items()}
+
+
+def constants(folder: Path) -> dict[str, float]:
+    """Per task the held-out accuracy of the best single answer out of all that occur."""
+    from datamodules.annotations import load_samples
+    from rewards.router import RewardRouter
+
+    settings = json.loads((folder / "evaluation" / "final.json").read_text())
+    assert settings["accuracy"], folder
+    from lightning_modules.launch.runs import load_run_config
+
+    groups, _ = load_samples(list(load_run_config(folder).data.val_files))
+    by_task: dict[str, list] = {}
+    for sample in (s for group in groups for s in group):
+        by_task.setdefault(sample.data_source, []).append(sample)
+    router = RewardRouter()
+    best = {}
+    for task, samples in by_task.items():
+        answers = sorted({s.answer for s in samples})
+        means = [_mean_score(router, samples, answer) for answer in answers]
+        best[task] = max(means)
+    router.close()
+    return best
+
+
+def _mean_score(router, samples: list, answer: str) -> float:
+    scores = [
+        router.score(
+            response=f"<answer>{answer}</answer>",
+            ground_truth=s.answer,
+            problem_type=s.problem_type,
+            options=s.options,
+        ).accuracy
+        for s in samples
+    ]
+    return sum(scores) / len(scores)
+
+
+def training_seconds(folder: Path) -> float:
+    """Sum of the step times of a run, evaluation between steps included."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return sum(float(row["time/step_s"] or 0) for row in csv.DictReader(file))
+
+
+def visual(accuracy: dict[str, float]) -> float:
+    """Mean over the tasks that have media."""
+    kept = [value for task, value in accuracy.items() if task not in (*TEXT_TASKS, "all")]
+    return sum(kept) / len(kept)
+
+
+def measure(seed: int, output: Path, with_controls: bool) -> dict:
+    """Everything about one seed."""
+    common = [f"seed={seed}", f"output_dir={output}", f"run_name=seed{seed}"]
+    demo = run_dir(output, "tiny_cpu", f"seed{seed}")
+    wall = 0.0
+    if not (demo / "evaluation" / "final.json").is_file():
+        wall = call("train.py", "experiment=tiny_cpu", *common)
+    seconds = training_seconds(demo)
+    result = {
+        "seed": seed,
+        "rl_seconds": round(seconds),
+        "wall_seconds": round(wall),
+        "before": before(demo),
+        "after": evaluated(demo),
+        "swapped": evaluated(demo, swapped=True),
+        "constant": constants(demo),
+    }
+    if with_controls:
+        assets = "assets_dir=.cache/tiny"
+        permuted = run_dir(output, "permuted_rewards", f"seed{seed}")
+        call("train.py", "experiment=tiny_cpu", "debug=permuted_rewards", *common, "stages=null")
+        result["permuted"] = evaluated(permuted)
+        supervised = run_dir(output, "tiny_sft", f"supervised{seed}")
+        call(
+            "train.py",
+            "experiment=tiny_sft",
+            f"seed={seed}",
+            f"output_dir={output}",
+            f"run_name=supervised{seed}",
+            "max_steps=100000",
+            f"callbacks.stop.max_seconds={round(seconds)}",
+            "module.export_to=null",
+            assets,
+        )
+        result["supervised"] = evaluated(supervised)
+    return result
+
+
+def tables(results: list[dict]) -> list[str]:
+    """Markdown: one table per seed and one line per seed with the means."""
+    columns = [c for c in ("before", "after", "swapped", "constant", "permuted", "supervised") if c in results[0]]
+    lines = []
+    for result in results:
+        lines += [f"Seed {result['seed']}: {result['rl_seconds']} s of RL.", "", f"| task | {' | '.join(columns)} |"]
+        lines.append("|---|" + "---|" * len(columns))
+        for task in sorted(result["before"]):
+            lines.append(f"| {task} | " + " | ".join(f"{result[c][task]:.2f}" for c in columns) + " |")
+        lines.append("| **visual mean** | " + " | ".join(f"**{visual(result[c]):.3f}**" for c in columns) + " |")
+        lines.append("")
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    """Run, write `<output_dir>/controls.json` and `controls.md`, print the tables."""
+    configure_logging()
+    options = dict(OPTIONS) | dict(a.partition("=")[::2] for a in arguments)
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        log.error("error: %s", ConfigError(f"unknown option '{unknown[0]}'{nearest(unknown[0], OPTIONS)}"))
+        return 2
+    output = Path(options["output_dir"])
+    results = [measure(int(s), output, options["controls"] == "true") for s in options["seeds"].split(",")]
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "controls.json").write_text(json.dumps(results, indent=1))
+    text = "\n".join(tables(results))
+    (output / "controls.md").write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
