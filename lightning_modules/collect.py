@@ -88,6 +88,7 @@ def _table(chosen: Sequence[Scored]) -> RewardTable:
         correct=parts["accuracy"],
         lengths=torch.tensor(lengths, dtype=torch.int64),
         greedy_total=torch.tensor(greedy, dtype=torch.float64) if greedy and len(greedy) == len(chosen) else None,
+        off_policy=torch.tensor([r.offline for group, _, _ in chosen for r in group.responses], dtype=torch.bool),
         tasks=tuple(group.prompt.sample.problem_type for group, _, _ in chosen),
     )
 

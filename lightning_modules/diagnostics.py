@@ -9,8 +9,10 @@ import torch
 from lightning_modules.algorithms.base import TokenBatch, TokenLoss, group_std
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from datamodules.types import StepBatch
-    from lightning_modules.collect import Collected
+    from lightning_modules.collect import Collected, Key
     from lightning_modules.metrics import MetricBag
     from lightning_modules.types import MicroBatch
 
@@ -36,6 +38,21 @@ def log_rewards(bag: MetricBag, data: Collected, advantages: torch.Tensor, batch
     bag.add("groups/trained", rewards.num_groups)
     bag.add("groups/responses", len(rewards.total))
     _log_responses(bag, data)
+
+
+def log_sources(bag: MetricBag, data: Collected, advantages: Mapping[Key, torch.Tensor]) -> None:
+    """Advantages, lengths and shares of the policy's own responses and of those from elsewhere, apart.
+
+    A response counts as `prefixed` when only some of its tokens come from elsewhere.
+    """
+    for key in data.keys:
+        mask = data.groups[key[0]].responses[key[1]].offline_mask
+        source = "offline" if mask.all() else "prefixed" if mask.any() else "online"
+        bag.mean(f"{source}/advantage", float(advantages[key]))
+        bag.mean(f"{source}/advantage_abs", abs(float(advantages[key])))
+        bag.mean(f"{source}/length", len(mask))
+        bag.mean("offline/response_share", float(mask.any()))
+        bag.mean("offline/token_share", float(mask.mean()), len(mask))
 
 
 def _log_responses(bag: MetricBag, data: Collected) -> None:
@@ -65,6 +82,11 @@ def log_tokens(bag: MetricBag, tokens: TokenBatch, result: TokenLoss, first: boo
     bag.min("policy/ratio_min", float(ratio.min()))
     # k3 estimator of KL(old || new), http://joschu.net/blog/kl-approx.html
     bag.tokens("policy/kl_old", ratio - 1 - difference)
+    if tokens.off_policy is not None:
+        bag.tokens("online/ratio", ratio[~tokens.off_policy])
+        bag.tokens("online/logprob", tokens.logprobs[~tokens.off_policy])
+        bag.tokens("offline/ratio", ratio[tokens.off_policy])
+        bag.tokens("offline/logprob", tokens.logprobs[tokens.off_policy])
     if first and tokens.off_policy is None:
         bag.max("policy/first_ratio_error", float((ratio - 1).abs().max()))
     if tokens.entropy is not None:

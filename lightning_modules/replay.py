@@ -87,6 +87,7 @@ def _response(response: Response) -> dict[str, Any]:
         "text": response.text,
         "seed": response.seed,
         "offline": response.offline,
+        "source": torch.as_tensor(response.source) if response.source is not None else None,
     }
 
 
@@ -127,7 +128,7 @@ def _read_group(item: dict[str, Any]) -> RolloutGroup:
     from rollout.types import Response, RolloutGroup
 
     def response(values: dict[str, Any]) -> Response:
-        arrays = {key: values[key].numpy() for key in ("token_ids", "logprobs")}
+        arrays = {key: values[key].numpy() for key in ("token_ids", "logprobs", "source") if values[key] is not None}
         return Response(**{**values, **arrays})
 
     return RolloutGroup(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from lightning_modules import diagnostics
@@ -24,6 +25,7 @@ from lightning_modules.optim import clip_gradients, learning_rates
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
+    from lightning_modules.offline.weighting import OffPolicyWeighting
     from lightning_modules.policy import PolicyModel
     from lightning_modules.types import MicroBatch, TokenOutputs
 
@@ -117,6 +119,8 @@ class PolicyUpdater:
         self.sync_gradients = sync_gradients
         self.reference = reference
         self.bad_updates_in_a_row = 0
+        self.off_policy: OffPolicyWeighting | None = None
+        """Replaces the loss of tokens that the policy did not sample; None = the algorithm's own."""
 
     def run(
         self,
@@ -136,6 +140,7 @@ class PolicyUpdater:
         minibatches = self._minibatches(batch, data)
         several = len(minibatches) * self.settings.epochs > 1
         cache = self._cache(data, bag, old_needed=several or self.algorithm.needs.old_logprobs)
+        diagnostics.log_sources(bag, data, cache.advantages)
         diagnostics.log_rewards(bag, data, torch.tensor([float(cache.advantages[k]) for k in data.keys]), batch)
         updates = 0
         for epoch in range(self.settings.epochs):
@@ -259,6 +264,8 @@ class PolicyUpdater:
             return 0.0 * outputs.logprobs.sum()
         tokens = self._token_batch(micro_batch, outputs, data, cache)
         result = self.algorithm.token_loss(tokens)
+        if self.off_policy is not None and tokens.off_policy is not None:
+            result = self.off_policy(tokens, result)
         weights = self.algorithm.token_weights(tokens, counts)
         loss = self._policy_loss(tokens, result, weights, bag)
         kl = self.algorithm.kl
@@ -293,7 +300,7 @@ class PolicyUpdater:
         index = micro_batch.response_index
         device = outputs.logprobs.device
         responses = [data.groups[g].responses[r] for g, r in keys]
-        offline = [r.offline for r in responses]
+        offline = np.concatenate([r.offline_mask for r in responses])
         rollout = torch.cat([torch.as_tensor(r.logprobs, dtype=torch.float32) for r in responses]).to(device)
         old = torch.cat([cache.old[key] for key in keys]) if cache.old else outputs.logprobs.detach()
         return TokenBatch(
@@ -305,7 +312,7 @@ class PolicyUpdater:
             ref_logprobs=torch.cat([cache.ref[key] for key in keys]) if cache.ref else None,
             rollout_logprobs=rollout,
             entropy=outputs.entropy,
-            off_policy=torch.tensor(offline, device=device)[index] if any(offline) else None,
+            off_policy=torch.from_numpy(offline).to(device) if offline.any() else None,
         )
 
     def _apply(

@@ -15,7 +15,7 @@ from rewards.base import Score
 from rewards.router import RewardRouter
 
 if TYPE_CHECKING:
-    from datamodules.types import StepBatch
+    from datamodules.types import Sample, StepBatch
     from rollout.types import Response, RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -82,21 +82,7 @@ class RewardCallback(L.Callback):
         self._pending[group.index] = pending
 
     def _submit(self, group: RolloutGroup, response: Response, pending: _Pending) -> Future[Score]:
-        sample = group.prompt.sample
-        fields: dict[str, Any] = {str(k): v for k, v in sample.extra.items() if str(k) not in _RESERVED}
-        fields |= {
-            "question": sample.problem,
-            "uid": sample.uid,
-            "num_tokens": len(response.token_ids),
-            "finish_reason": response.finish_reason,
-        }
-        future = self.router.submit(
-            response=response.text,
-            ground_truth=sample.answer,
-            problem_type=sample.problem_type,
-            options=sample.options,
-            **fields,
-        )
+        future = submit_response(self.router, group.prompt.sample, response)
         future.add_done_callback(lambda _: pending.finished.append(time.perf_counter()))
         return future
 
@@ -138,6 +124,24 @@ class RewardCallback(L.Callback):
 
 
 _RESERVED = frozenset({"response", "ground_truth", "problem_type", "options", "mode", "benchmark"})
+
+
+def submit_response(router: RewardRouter, sample: Sample, response: Response) -> Future[Score]:
+    """Start scoring one response to `sample`, with everything that is known about both."""
+    fields: dict[str, Any] = {str(k): v for k, v in sample.extra.items() if str(k) not in _RESERVED}
+    fields |= {
+        "question": sample.problem,
+        "uid": sample.uid,
+        "num_tokens": len(response.token_ids),
+        "finish_reason": response.finish_reason,
+    }
+    return router.submit(
+        response=response.text,
+        ground_truth=sample.answer,
+        problem_type=sample.problem_type,
+        options=sample.options,
+        **fields,
+    )
 
 
 def reward_metrics(router: RewardRouter, batch: StepBatch) -> dict[str, float]:

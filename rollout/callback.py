@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from rollout.engines.lockstep import LockStepEngine
 from rollout.model_folder import model_folder
 from rollout.seeds import response_seed
 from rollout.tokens import model_token_ids
-from rollout.types import Engine, GenerateRequest, GroupSink, Response, RolloutGroup, SamplingSpec
+from rollout.types import Engine, GenerateRequest, GroupSink, Response, RolloutEditor, RolloutGroup, SamplingSpec
 from rollout.weight_sync import WeightSync, hub_weight_names
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ColocatedEngineCallback(L.Callback):
         self._requested = sampling if isinstance(sampling, SamplingSpec) else SamplingSpec(**sampling)
         self._sampling: SamplingSpec | None = None
         self._sinks: list[GroupSink] = []
+        self._editors: list[RolloutEditor] = []
         self._module: Any = None
         self._sessions = 0
         self._sync: WeightSync | None = None
@@ -75,6 +77,10 @@ class ColocatedEngineCallback(L.Callback):
     def subscribe(self, sink: GroupSink) -> None:
         """Let `sink` receive every training group from now on (not those of evaluation)."""
         self._sinks.append(sink)
+
+    def subscribe_editor(self, editor: RolloutEditor) -> None:
+        """Let `editor` change training's requests and groups from now on."""
+        self._editors.append(editor)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Build the engine, before the policy takes its memory, and let it sleep."""
@@ -105,7 +111,11 @@ class ColocatedEngineCallback(L.Callback):
     ) -> None:
         """Fill `batch.groups`."""
         self._module = pl_module
+        for editor in self._editors:
+            editor.begin(batch, self.sampling)
         requests = self.requests(batch.prompts, batch.rl_step, bool(getattr(pl_module, "needs_greedy_baseline", False)))
+        for editor in self._editors:
+            requests = editor.edit_requests(requests)
         batch.groups = []
         with self.session(batch.timings, batch.metrics):
             started = time.monotonic()
@@ -113,9 +123,10 @@ class ColocatedEngineCallback(L.Callback):
             # Closed also when a sink raises: the engine must be idle before it sleeps.
             with closing(self.engine.generate(requests)) as stream:
                 for group in assemble(batch.prompts, requests, stream, self.sampling.n):
-                    groups[group.index] = group
+                    edited = reduce(lambda g, editor: editor.edit_group(g), self._editors, group)
+                    groups[edited.index] = edited
                     for sink in self._sinks:
-                        sink.put(group)
+                        sink.put(edited)
             batch.timings["generate"] = time.monotonic() - started
         batch.groups = list(groups.values())
         batch.metrics |= rollout_metrics(batch.groups, batch.timings["generate"])
@@ -236,7 +247,7 @@ def assemble(
         missing[index] -= 1
         if missing[index] == 0:
             parts, received[index] = received[index], {}
-            answers = tuple(parts[k] for k in range(n))
+            answers = tuple(parts[k] for k in range(n) if k in parts)
             yield RolloutGroup(index, prompts[index], answers, parts.get(GREEDY))
     if places:
         lacking = {prompts[index].uid: missing[index] for index, _ in places.values()}

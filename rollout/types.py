@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from datamodules.types import PreparedSample
+    from datamodules.types import PreparedSample, StepBatch
 
 FinishReason = Literal["stop", "length"]
 
@@ -90,7 +90,17 @@ class Response:
     prompt_token_ids: tuple[int, ...] = ()
     """The prompt as the engine expanded it; must equal `PreparedSample.expanded_ids`."""
     offline: bool = False
-    """A trajectory from elsewhere instead of a sample of the policy: its `logprobs` mean nothing and are not read."""
+    """A trajectory from elsewhere (or from an earlier policy) instead of a sample of the policy. Its `logprobs` are the
+    behaviour policy's where they are known, else NaN, which only a weighting that asks for them reads."""
+    source: np.ndarray | None = None
+    """bool [L], true where a token was not sampled by the policy (a given prefix); None = all alike, as `offline`."""
+
+    @property
+    def offline_mask(self) -> np.ndarray:
+        """bool [L]: which tokens come from elsewhere."""
+        import numpy as np
+
+        return np.full(len(self.token_ids), self.offline) if self.source is None else self.source
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,22 @@ class RolloutGroup:
     def uid(self) -> str:
         """The sample's identifier."""
         return self.prompt.uid
+
+
+class RolloutEditor(Protocol):
+    """Changes what is generated and what a group holds, before any `GroupSink` sees it (see `subscribe_editor`)."""
+
+    def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
+        """Called first in every step; may append to `batch.prompts`."""
+        ...
+
+    def edit_requests(self, requests: list[GenerateRequest]) -> list[GenerateRequest]:
+        """Drop or replace requests; ids stay `step:prompt:k`. A prompt keeps at least one."""
+        ...
+
+    def edit_group(self, group: RolloutGroup) -> RolloutGroup:
+        """Return the group, whose responses are those of the edited requests in order of k, or another one."""
+        ...
 
 
 class GroupSink(Protocol):

@@ -34,9 +34,14 @@ class Luffy(GRPO):
         on_policy = super().token_loss(batch)
         if batch.off_policy is None or not bool(batch.off_policy.any()):
             return on_policy
-        probability = batch.logprobs.exp()
-        shaped = -probability / (probability + self.gamma) * batch.advantages
+        shaped = shaped_loss(batch.logprobs, batch.advantages, self.gamma)
         off = batch.off_policy
         diagnostics = {name: value * ~off for name, value in on_policy.diagnostics.items()}
         diagnostics["off_policy"] = off.float()
         return TokenLoss(torch.where(off, shaped, on_policy.loss), diagnostics)
+
+
+def shaped_loss(logprobs: torch.Tensor, advantages: torch.Tensor, gamma: float) -> torch.Tensor:
+    """-f(pi) A with f(x) = x / (x + gamma), per token (equation 8)."""
+    probability = logprobs.exp()
+    return -probability / (probability + gamma) * advantages

@@ -147,7 +147,7 @@ def run_training(config: DictConfig, plan: RunPlan) -> int:
     callbacks = {
         name: build(settings, **({"resume_from": plan.checkpoint} if name == "checkpoint" else {}))
         for name, settings in config.callbacks.items()
-        if settings is not None
+        if settings  # a null or empty entry is no callback
     }
     datamodule = build(config.data)
     datamodule.start_step, datamodule.max_steps = plan.start_step, int(config.max_steps)

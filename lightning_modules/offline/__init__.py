@@ -1,0 +1,1 @@
+"""Training on more than the policy's own fresh samples: mixing, prefixes, replay, interleaved fine-tuning."""

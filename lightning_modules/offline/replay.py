@@ -1,0 +1,253 @@
+"""Experience replay: right answers of earlier steps come back where the policy now fails (cf. ExGRPO, 2510.02245)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning_modules.offline.base import OfflineCallback, online_accuracy
+from lightning_modules.offline.mix import replace_last
+from lightning_modules.offline.schedule import check_share, uniform
+from rewards.base import Score
+from rollout.types import Response
+
+if TYPE_CHECKING:
+    import lightning as L
+    from transformers import PreTrainedTokenizerBase
+
+    from datamodules.types import StepBatch
+    from lightning_modules.offline.weighting import OffPolicyWeighting
+    from rollout.types import SamplingSpec
+
+log = logging.getLogger(__name__)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Equal for tokenizers that give every id the same token and split texts alike."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else {}
+    # Truncation and padding are settings of a call, not of the vocabulary.
+    content = {"vocabulary": sorted(tokenizer.get_vocab().items()), "model": rules.get("model", {})}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """One answer worth repeating."""
+
+    uid: str
+    """The sample it answers."""
+    step: int
+    """RL step in which it was sampled."""
+    response: Response
+    """As sampled, with the log-probs of the policy of that step."""
+    score: Score
+
+
+class ReplayBuffer:
+    """The newest `capacity` experiences, at most `per_sample` of one sample; the oldest leave first.
+
+    Args:
+        capacity: most experiences.
+        per_sample: most experiences of one sample.
+    """
+
+    def __init__(self, capacity: int, per_sample: int = 1) -> None:
+        if capacity < 1 or per_sample < 1:
+            raise ValueError(f"a replay buffer needs capacity={capacity} and per_sample={per_sample} of at least 1")
+        self.capacity = capacity
+        self.per_sample = per_sample
+        self._items: deque[Experience] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, item: Experience) -> None:
+        """Store `item`; what is too much leaves."""
+        same = [held for held in self._items if held.uid == item.uid]
+        for held in same[: len(same) + 1 - self.per_sample]:
+            self._items.remove(held)
+        self._items.append(item)
+        while len(self._items) > self.capacity:
+            self._items.popleft()
+
+    def newest(self, uid: str) -> Experience | None:
+        """The latest experience with a sample, or None."""
+        return next((item for item in reversed(self._items) if item.uid == uid), None)
+
+    def drop_older(self, step: int) -> None:
+        """Forget experiences from before `step`."""
+        self._items = deque(item for item in self._items if item.step >= step)
+
+    def uids(self) -> list[str]:
+        """Samples in the buffer, in order of their oldest experience, each once."""
+        return list(dict.fromkeys(item.uid for item in self._items))
+
+    def state(self) -> list[dict[str, Any]]:
+        """Tensors and plain values."""
+        import torch
+
+        return [
+            {
+                "uid": item.uid,
+                "step": item.step,
+                "token_ids": torch.as_tensor(item.response.token_ids),
+                "logprobs": torch.as_tensor(item.response.logprobs),
+                "text": item.response.text,
+                "finish_reason": item.response.finish_reason,
+                "seed": item.response.seed,
+                "score": {**asdict(item.score), "parts": {str(k): float(v) for k, v in item.score.parts.items()}},
+            }
+            for item in self._items
+        ]
+
+    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Restore what `state` returned, the newest `capacity` of it."""
+        self._items.clear()
+        for entry in state:
+            response = Response(
+                token_ids=entry["token_ids"].numpy(),
+                logprobs=entry["logprobs"].numpy(),
+                finish_reason=entry["finish_reason"],
+                text=entry["text"],
+                seed=int(entry["seed"]),
+                offline=True,
+            )
+            self.add(Experience(entry["uid"], int(entry["step"]), response, Score(**entry["score"])))
+
+
+class ReplayCallback(OfflineCallback):
+    """Keeps right answers and, in groups that fail, replaces the last answer by a kept one to the same prompt.
+
+    Each rank has its own buffer, saved with the checkpoint. On data that is seen once, `prompts_per_step` brings
+    prompts of kept answers back into the batch.
+
+    Args:
+        enable: the switch.
+        capacity: most answers in a rank's buffer.
+        per_sample: most answers of one sample.
+        min_accuracy: answers from this accuracy on are kept.
+        group_threshold: accuracy of the online group below which it gets a kept answer.
+        max_age: RL steps after which an answer is forgotten; None = never.
+        prompts_per_step: prompts of kept answers that each rank adds to its batch.
+        weighting: loss of the replayed tokens; the stored log-probs allow `ClippedRatio`.
+        seed: of the choice of prompts.
+    """
+
+    def __init__(
+        self,
+        enable: bool = True,
+        capacity: int = 1024,
+        per_sample: int = 1,
+        min_accuracy: float = 1.0,
+        group_threshold: float = 0.5,
+        max_age: int | None = None,
+        prompts_per_step: int = 0,
+        weighting: OffPolicyWeighting | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(enable, weighting)
+        if prompts_per_step < 0 or (max_age is not None and max_age < 1):
+            raise ValueError(f"prompts_per_step={prompts_per_step} and max_age={max_age} must not be negative")
+        self.buffer = ReplayBuffer(capacity, per_sample)
+        self.min_accuracy = check_share("min_accuracy", min_accuracy)
+        self.group_threshold = check_share("group_threshold", group_threshold)
+        self.max_age = max_age
+        self.prompts_per_step = prompts_per_step
+        self.seed = seed
+        self.fingerprint = ""
+        self._data: Any = None
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Know the tokenizer before a checkpoint is loaded."""
+        super().on_fit_start(trainer, pl_module)
+        if self.enable:
+            self._data = trainer.datamodule
+            self.fingerprint = tokenizer_fingerprint(self._data.processor.tokenizer)
+
+    def check(self, sampling: SamplingSpec) -> None:
+        """A group needs an answer of the policy beside the replayed one."""
+        if sampling.n < 2:
+            raise ValueError(f"rollout.sampling.n={sampling.n}: a replayed answer needs at least one own beside it")
+
+    def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
+        """Bring prompts of kept answers back."""
+        if self.max_age is not None:
+            self.buffer.drop_older(batch.rl_step - self.max_age)
+        present = {prompt.uid for prompt in batch.prompts}
+        candidates = [uid for uid in self.buffer.uids() if uid not in present]
+        candidates.sort(key=lambda uid: uniform(self.seed, batch.rl_step, uid))
+        wanted = candidates[: self.prompts_per_step]
+        samples = {s.uid: s for s in self._data.train_samples if s.uid in wanted} if wanted else {}
+        added = 0
+        for uid in wanted:
+            if uid not in samples:
+                continue  # the data set changed since the checkpoint
+            try:
+                batch.prompts.append(self._data.preparer.prepare(samples[uid]))
+                added += 1
+            except ValueError as error:
+                # The user's media, as in the loader: said, counted, not replaced.
+                batch.lost.append((uid, str(error)))
+                log.warning("replayed sample %s is lost in step %d: %s", uid, batch.rl_step, error)
+        batch.metrics["replay/prompts_count"] = float(added)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """Replace in failing groups, then keep the new right answers."""
+        if not self.enable:
+            return
+        replaced, kept, age = 0, [], 0
+        for place, group in enumerate(batch.groups):
+            accuracy = online_accuracy(group, batch.scores[place])
+            if accuracy is None:
+                continue
+            rows = zip(group.responses, batch.scores[place], strict=True)
+            right = [(r, s) for r, s in rows if s.accuracy >= self.min_accuracy]
+            kept += [(group.uid, *pair) for pair in right[: self.buffer.per_sample]]
+            held = self.buffer.newest(group.uid)
+            if accuracy < self.group_threshold and held is not None:
+                edited = replace_last(group, batch.scores[place], held.response, held.score)
+                batch.groups[place], batch.scores[place] = edited
+                replaced, age = replaced + 1, age + batch.rl_step - held.step
+        for uid, response, score in kept:
+            self.buffer.add(Experience(uid, batch.rl_step, _as_offline(response), score))
+        batch.metrics |= {
+            "replay/kept_count": float(len(kept)),
+            "replay/replayed_count": float(replaced),
+            "replay/size_count": float(len(self.buffer)),
+        }
+        if replaced:
+            batch.metrics["replay/age"] = age / replaced
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's buffer."""
+        return {"tokenizer": self.fingerprint, "experiences": self.buffer.state()} if self.enable else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the buffer. Raises ValueError when its tokens belong to another tokenizer."""
+        if not self.enable:
+            return
+        if state_dict["tokenizer"] != self.fingerprint:
+            raise ValueError(
+                f"the checkpoint's replay buffer holds tokens of tokenizer {state_dict['tokenizer']}, the model has "
+                f"{self.fingerprint or '(none yet)'}: resume with the same model, or start anew with resume=never"
+            )
+        self.buffer.load_state(state_dict["experiences"])
+
+
+def _as_offline(response: Response) -> Response:
+    return Response(
+        token_ids=response.token_ids,
+        logprobs=response.logprobs,
+        finish_reason=response.finish_reason,
+        text=response.text,
+        seed=response.seed,
+        offline=True,
+    )
