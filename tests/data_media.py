@@ -56,11 +56,12 @@ def noise(count: int, height: int = 64, width: int = 96) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 255, (count, height, width, 3), dtype=np.uint8)
 
 
-def damage(path: Path, share: float = 0.5, size: int = 400) -> Path:
-    """Overwrite `size` bytes in the middle of the coded data."""
+def damage(path: Path, share: float = 0.3, size: int = 20_000) -> Path:
+    """Overwrite `size` bytes of the coded data, by default enough to hit the frames' own headers."""
     data = bytearray(path.read_bytes())
     start, end = data.find(b"mdat"), data.find(b"moov")
     place = start + int((end - start) * share)
+    size = min(size, end - place)
     data[place : place + size] = b"\x5a" * size
     path.write_bytes(bytes(data))
     return path

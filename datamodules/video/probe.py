@@ -74,26 +74,31 @@ def _scan(path: str, _size: int, _mtime: int) -> VideoScan:
     try:
         with av.open(path) as container:
             stream = video_stream(container, path)
+            stream.thread_type = "NONE"
             times: list[int | None] = []
             keys: list[int | None] = []
+            shape = None
             for packet in container.demux(stream):
+                if shape is None:
+                    shape = next((_shape(frame) for frame in packet.decode()), None)
                 if packet.size == 0 or packet.is_discard:
                     continue
                 times.append(packet.pts)
                 if packet.is_keyframe:
                     keys.append(packet.pts)
             names = set(container.format.name.split(","))
-            width, height, rotation = _first_frame(path)
             fps = _rate(stream, times)
     except (av.error.FFmpegError, OSError) as error:
         raise MediaError(path, f"cannot be opened as a video ({error})") from error
     if not times:
         raise MediaError(path, "holds no video frame")
+    if shape is None:
+        raise MediaError(path, "no frame can be decoded")
     known = None not in times and None not in keys
     seekable = bool(names & set(RELIABLE_TIMES)) and known and len(set(times)) == len(times) and bool(keys)
     ordered = np.sort(np.asarray(times if seekable else [], dtype=np.int64))
     starts = np.searchsorted(ordered, np.sort(np.asarray(keys if seekable else [], dtype=np.int64)))
-    info = VideoInfo(num_frames=len(times), fps=fps, width=width, height=height, rotation=rotation)
+    info = VideoInfo(num_frames=len(times), fps=fps, width=shape[0], height=shape[1], rotation=shape[2])
     return VideoScan(info=info, times=ordered, keyframes=starts, seekable=seekable)
 
 
@@ -105,19 +110,12 @@ def video_stream(container: object, path: object) -> object:
     return stream
 
 
-def _first_frame(path: str) -> tuple[int, int, int]:
-    """(width, height, rotation) of the first decodable frame, width and height after rotation."""
-    import av
-
-    with av.open(path) as container:
-        stream = video_stream(container, path)
-        stream.thread_type = "NONE"
-        for frame in container.decode(stream):
-            rotation = round(frame.rotation / 90) * 90 % 360
-            turned = rotation in (90, 270)
-            size = (frame.height, frame.width) if turned else (frame.width, frame.height)
-            return (*size, rotation)
-    raise MediaError(path, "no frame can be decoded")
+def _shape(frame: object) -> tuple[int, int, int]:
+    """(width, height, rotation) of a decoded frame, width and height after rotation."""
+    rotation = round(frame.rotation / 90) * 90 % 360
+    if rotation in (90, 270):
+        return frame.height, frame.width, rotation
+    return frame.width, frame.height, rotation
 
 
 def _rate(stream: object, times: list[int | None]) -> float:
