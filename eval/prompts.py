@@ -33,7 +33,7 @@ _KINDS = {
 
 def kind_of(draft: Draft) -> str:
     """What is asked for: choice, number, boolean, time, tube, caption or open."""
-    return "choice" if draft.texts else _KINDS.get(draft.problem_type.lower(), "open")
+    return "choice" if draft.options else _KINDS.get(draft.problem_type.lower(), "open")
 
 
 def variables(draft: Draft, media: str | None = None, subtitles: str = "") -> dict[str, Any]:
@@ -50,7 +50,7 @@ def variables(draft: Draft, media: str | None = None, subtitles: str = "") -> di
         "kind": kind_of(draft),
         "letters": list(draft.letters),
         "texts": texts,
-        "options": [f"{letter}. {text}" for letter, text in zip(draft.letters, texts, strict=True)],
+        "options": [_plain(option) for option in draft.options],
         "choices": list(zip(draft.letters, texts, strict=True)),
         "letter_list": letter_list(draft.letters),
         "subtitles": subtitles,

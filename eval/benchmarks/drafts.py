@@ -31,6 +31,8 @@ class Draft:
     problem_type: str
     texts: tuple[str, ...] = ()
     """Texts of the options in order; letter i of the alphabet belongs to text i."""
+    raw_options: tuple[str, ...] = ()
+    """Options with labels of their own ("Option 1: ..."), instead of `texts`."""
     videos: tuple[MediaRef, ...] = ()
     images: tuple[MediaRef, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -48,8 +50,10 @@ class Draft:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """ "A. text" per option."""
-        return tuple(f"{letter}. {text}" for letter, text in zip(self.letters, self.texts, strict=True))
+        """ "A. text" per option, or the options with their own labels."""
+        return self.raw_options or tuple(
+            f"{letter}. {text}" for letter, text in zip(self.letters, self.texts, strict=True)
+        )
 
 
 def letter_list(letters: Sequence[str]) -> str:
@@ -74,7 +78,11 @@ def option_texts(value: Any) -> tuple[str, ...]:
         # Parquet fills absent letters of a mapping with null.
         items = [(str(key).strip(), text) for key, text in value.items() if text is not None and str(text).strip()]
         texts = [str(text).strip() for _, text in sorted(items)]
+    elif isinstance(value, str) and value.strip()[:1] in ("[", "{"):
+        return option_texts(_literal(value))
     elif isinstance(value, str):
+        if value.strip().lower() in ("none", "nan", "null"):
+            return ()
         inline = inline_options(value)[1]
         texts = list(inline) or [line.strip() for line in value.splitlines() if line.strip()]
     elif isinstance(value, Sequence):
@@ -141,6 +149,21 @@ def strip_tags(answer: Any) -> str:
     """The content of `<answer>` tags, or the text itself."""
     match = re.search(r"<answer>(.*?)</answer>", str(answer), re.S)
     return (match.group(1) if match else "" if answer is None else str(answer)).strip()
+
+
+def _literal(text: str) -> Any:
+    """A list or mapping written as JSON or as Python text, as cells of TSV files hold them."""
+    import ast
+    import json
+
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"options {text[:80]!r} are neither JSON nor a list") from error
 
 
 def _fold(text: str) -> str:

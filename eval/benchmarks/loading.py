@@ -30,6 +30,7 @@ class MediaFinder:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
         self.missing: set[str] = set()
+        self.num_without_subtitles = 0
         self._known: dict[str, Path | None] = {}
 
     def find(self, relative: str) -> Path | None:
@@ -85,7 +86,7 @@ def _choose(benchmark: Benchmark, root: Path, split: str, wanted: str | None) ->
         raise ValueError(f"{benchmark.name} has no split {split!r}; it has {', '.join(benchmark.expected)}")
     lacking = []
     for source in benchmark.sources:
-        if split not in source.files or wanted not in (None, source.name):
+        if split not in source.files or wanted not in (None, source.name, source.name.split()[0]):
             continue
         found, missing = source.find(folders(benchmark, root), split)
         if found and not missing:
@@ -230,6 +231,8 @@ def _report(
         notes.append(f"{copies} questions repeat another one word for word; they are all asked and counted")
     if style == "official" and "official" not in benchmark.prompts:
         notes.append("no official prompt is published; the words of style qwen3vl are used")
+    if media.num_without_subtitles:
+        notes.append(f"{media.num_without_subtitles} questions have no subtitle file; they are asked without subtitles")
     needed = {m.path for d in drafts for m in itertools.chain(d.videos, d.images)}
     return LoadReport(
         benchmark=benchmark.name,
@@ -254,7 +257,7 @@ def file_status(benchmark: Benchmark, root: Path, split: str) -> FileStatus:
             here, absent = source.find(folders(benchmark, root), split)
             if chosen is None and here and not absent:
                 chosen, found = source.name, here
-            if not missing and source.name == "official":
+            if not missing and source.name == "official" and chosen is None:
                 missing = absent
     return FileStatus(
         split=split,

@@ -82,7 +82,9 @@ def _checked(path: Path, records: Any) -> list[Record]:
 
 
 def lookup(record: Any, name: str) -> Any:
-    """Field of a record by its dotted name ("metadata.subject"); None when it is absent. Names with dots win."""
+    """Field of a record by its dotted name ("metadata.subject"), or None. "a|b" is the first of them that is there."""
+    if "|" in name:
+        return next((value for part in name.split("|") if (value := lookup(record, part)) is not None), None)
     if isinstance(record, dict) and name in record:
         return record[name]
     value = record

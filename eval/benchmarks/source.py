@@ -1,11 +1,12 @@
 """Where a benchmark's files lie and what their fields are called; one `Source` per published layout.
 
 Texts with `{field}` are filled from the record; `{_row}` is its 0-based place in its file, `{_file}` the file's name
-without endings, `{_task}` what `file_pattern` finds in that name.
+without endings, `{_folder}` its folder's, `{_task}` what `file_pattern` finds in that name.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Source:
     """Split -> file patterns below the benchmark's folder. An entry that is a list names alternatives: the first that
     exists is read. Every entry must be there."""
     name: str = "official"
-    """`official`, or `reference` for EasyVideoR1's normalised files."""
+    """`official` (more words may follow), or `reference` for EasyVideoR1's normalised files."""
     uid: str = "{_file}-{_row}"
     """Identifier within the benchmark."""
     question: str = "question"
@@ -61,12 +62,20 @@ class Source:
     """Field with a list of questions per record; each becomes one record together with the outer fields."""
     file_pattern: str | None = None
     """Regular expression on `{_file}` whose first group becomes `{_task}`."""
+    signature: Sequence[str] = ()
+    """Fields that the first record must have; tells layouts apart that use one file name."""
+    present: Sequence[str] = ()
+    """Fields without which a record does not belong to the split."""
+    absent: Sequence[str] = ()
+    """Fields with which a record does not belong to the split."""
     only: Mapping[str, Any] = field(default_factory=dict)
     """Field -> value (or list of values) that a record must have to belong to the split."""
     skip: Mapping[str, Any] = field(default_factory=dict)
     """Field -> value (or list of values) of records that are left out (items without published labels)."""
     derive: Mapping[str, Any] = field(default_factory=dict)
     """New field -> [field, regular expression with one group]: fields that stand only inside other fields."""
+    first: int | None = None
+    """Only the first questions of the files belong to the split; None = all."""
     expected: Mapping[str, int] = field(default_factory=dict)
     """Questions per split in *these* files where that differs from the official count."""
 
@@ -81,13 +90,20 @@ class Source:
                 missing.append(patterns[0])
             else:
                 found += [path for path in paths if path not in found]
+        if found and self.signature:
+            first = next(iter(read_records(found[0])), {})
+            if any(lookup(first, name) is None for name in self.signature):
+                return [], [str(entry) for entry in self.files[split]]
         return found, missing
 
     def records(self, paths: Sequence[Path]) -> Iterator[Record]:
         """All records of the split, in the files' order."""
+        return itertools.islice(self._records(paths), self.first)
+
+    def _records(self, paths: Sequence[Path]) -> Iterator[Record]:
         for path in paths:
             stem = path.name.split(".")[0]
-            place: Record = {"_file": stem}
+            place: Record = {"_file": stem, "_folder": path.parent.name}
             if self.file_pattern and (match := re.search(self.file_pattern, stem)):
                 place["_task"] = match.group(1)
             row = 0
@@ -110,6 +126,10 @@ class Source:
         return record
 
     def _belongs(self, record: Record) -> bool:
+        if any(lookup(record, name) is None for name in self.present):
+            return False
+        if any(lookup(record, name) is not None for name in self.absent):
+            return False
         wanted = all(lookup(record, key) in _as_list(value) for key, value in self.only.items())
         return wanted and not any(lookup(record, key) in _as_list(value) for key, value in self.skip.items())
 

@@ -1,0 +1,121 @@
+"""TempCompass: temporal perception in four task formats (Liu et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eval import metrics
+from eval.benchmarks import loading
+from eval.benchmarks.base import Benchmark, Figures, Judged, submit
+from eval.benchmarks.drafts import Draft, option_texts, strip_tags
+from eval.benchmarks.judged import ask_judge, mapped
+from eval.benchmarks.readers import Record
+from eval.benchmarks.source import Source
+from eval.benchmarks.types import BenchmarkItem
+
+if TYPE_CHECKING:
+    from rewards.base import Score
+    from rewards.router import RewardRouter
+
+CAPTION_TASK = (
+    "Read the description of a video and answer this question from the description alone. The answer to grade is the "
+    "description; it is right if it leads to the reference option and to no other.\n"
+)
+FORMATS = ("multi-choice", "yes_no", "caption_matching", "captioning")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedSource(Source):
+    """The official repository's files: {video: {dimension: [questions]}}; flat records are taken as they are."""
+
+    def _records(self, paths: Sequence[Path]) -> Iterator[Record]:
+        for path in paths:
+            named = f"{path.parent.name} {path.name}"
+            kind = next((name for name in sorted(FORMATS, key=len, reverse=True) if name in named), "")
+            for row, record in enumerate(_flat(super()._records([path]))):
+                yield {**record, "format": record.get("format") or kind, "_row": row}
+
+
+def _flat(records: Iterable[Record]) -> Iterator[Record]:
+    for record in records:
+        lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_questions(value)}
+        if not lists:
+            yield record
+        for dimension, questions in lists.items():
+            for question in questions:
+                yield {**question, "video_id": str(record.get("_key")), "dim": dimension}
+
+
+def _holds_questions(value: list) -> bool:
+    return bool(value) and all(isinstance(entry, dict) and "question" in entry for entry in value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TempCompass(Benchmark):
+    """Accuracy per format, their mean, and the mean over all items.
+
+    Where the official rules find no answer they ask a language model; without one such an answer counts as wrong
+    (the official `--disable_llm`). Captions are always judged: the judge answers the multiple-choice question from
+    the caption alone.
+    """
+
+    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+        """Options stand in the question, one per line."""
+        for record in records:
+            kind = str(record["format"])
+            draft = loading.plain_draft(self, record, source, media)
+            question, options = str(record["question"]).strip(), ()
+            if kind in ("multi-choice", "caption_matching"):
+                head, *lines = [line.strip() for line in question.splitlines() if line.strip()]
+                question, options = head, tuple(lines)
+            answer = strip_tags(record.get("mc_answer") if kind == "captioning" else record.get("answer"))
+            known = answer in options if options else bool(answer)
+            texts = option_texts(list(options)) if kind == "multi-choice" else ()
+            raw = options if kind == "caption_matching" else ()
+            yield replace(
+                draft,
+                question=question,
+                answer=answer,
+                problem_type=kind,
+                texts=texts,
+                raw_options=raw,
+                gold_ok=known,
+                needs_judge=kind == "captioning",
+                extra={"mc_question": record.get("mc_question")} if kind == "captioning" else {},
+            )
+
+    def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
+        """Rules first, the judge for what they leave open and for captions."""
+        sample = item.sample
+        if item.needs_judge:
+            question = CAPTION_TASK + str(sample.extra["mc_question"])
+            verdict = ask_judge(self, item, response, router, sample.answer, question)
+            return verdict, verdict
+        robust = submit(self, item, response, router, "robust")
+        official = submit(self, item, response, router, "official")
+        if official.result().status != "not_judged":
+            return official, robust
+        question = "\n".join([str(sample.extra["question"]), *sample.options])
+        return mapped(ask_judge(self, item, response, router, sample.answer, question), _wrong_without_judge), robust
+
+    def figures(self, judged: Sequence[Judged]) -> Figures:
+        """`mean_of_formats` over the four formats, `micro` over all items, each format, formats by dimension."""
+        tables = self.subgroup_tables(judged)
+        formats = tables.get("format", {})
+        each = {name: formats[name].value for name in FORMATS if name in formats}
+        for name in each:
+            part = [entry for entry in judged if entry.item.meta.get("format") == name]
+            tables[f"{name} by dim"] = metrics.table((entry.item.meta.get("dim"), entry.value) for entry in part)
+        micro = metrics.mean(entry.value for entry in judged).value
+        unjudged = any(value is None for value in each.values())
+        return {"micro": None if unjudged else micro, "mean_of_formats": metrics.mean_of(each.values()), **each}, tables
+
+
+def _wrong_without_judge(score: Score) -> Score:
+    if score.status != "not_judged":
+        return score
+    return replace(score, status="unparsable", reason="the official rules find no answer and no judge decides")
