@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 from rewards.base import Query, TaskReward, Verdict, unparsable
-from rewards.official.judged import binary_verdict, correct_word, tempcompass
+from rewards.extract.sections import plain
+from rewards.multiple_choice import MultipleChoice
+from rewards.official.judged import binary_verdict
 
 Kind = Literal["binary", "correct", "option"]
+
+
+_CORRECT = re.compile(r"\b(?P<n>not\s+|isn't\s+)?(?P<i>in)?correct\b", re.IGNORECASE)
+_ANSWER = re.compile(r"^\W*(?:final\s+)?answer\W*:\s*", re.IGNORECASE | re.MULTILINE)
+
+
+def correct_verdict(reply: str) -> float:
+    """1.0 when every "correct" or "incorrect" of the reply says correct ("not" turns it round), else 0.0."""
+    said = {bool(m["n"]) == bool(m["i"]) for m in _CORRECT.finditer(plain(reply))}
+    return float(said == {True})
 
 
 class JudgeReply(TaskReward):
@@ -28,6 +41,6 @@ class JudgeReply(TaskReward):
     def judge(self, query: Query, answer: str) -> Verdict:
         """Accuracy 1.0 or 0.0."""
         if self.kind == "option":
-            rating = tempcompass(query)
-            return unparsable("the judge gave no reply") if rating is None or rating < 0 else Verdict(rating)
-        return Verdict(binary_verdict(answer) if self.kind == "binary" else correct_word(answer))
+            stated = _ANSWER.split(answer)[-1].strip()
+            return MultipleChoice().judge(query, stated) if stated else unparsable("the judge gave no reply")
+        return Verdict(binary_verdict(answer) if self.kind == "binary" else correct_verdict(answer))

@@ -30,7 +30,7 @@ def final_expression(answer: str) -> str:
         return boxes[-1][1].strip()
     stated = stated_answer(_TEXT.sub(r" \1 ", answer)).strip()
     lines = [line.strip() for line in stated.splitlines() if line.strip()]
-    return lines[-1].rstrip(".。 ").strip() if lines else ""
+    return lines[-1].strip("*_` ").rstrip(".。* ").strip() if lines else ""
 
 
 def plain_fraction(text: str) -> Fraction | None:

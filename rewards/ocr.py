@@ -19,6 +19,26 @@ def unspaced(text: str) -> bool:
     return bool(letters) and 2 * len(_UNSPACED.findall(text)) >= letters
 
 
+_WRAP = re.compile(
+    r"(?:[^\"'`*“‘「]{0,60}\b(?:reads|says|text|answer|written)\b[^\"'`*“‘「]{0,12})?"
+    r"(?:```\w*\n(?P<fence>.*?)\n?```|(?P<mark>\*\*|[`\"'*])(?P<marked>.*?)(?P=mark)"
+    r"|“(?P<curly>[^”]*)”|‘(?P<single>[^’]*)’|「(?P<corner>[^」]*)」)\s*\.?",
+    re.DOTALL | re.IGNORECASE,
+)
+_MARKS = ("```", "**", "`", '"', "“", "‘", "「")
+
+
+def unwrapped(answer: str, gold: str) -> str:
+    """Text inside quotes, bold marks or a fence that enclose the whole answer, unless the gold has them too."""
+    match = None if gold.lstrip().startswith((*_MARKS, "'", "*")) else _WRAP.fullmatch(answer.strip())
+    inner = (
+        next((text for name, text in match.groupdict().items() if text is not None and name != "mark"), "")
+        if match
+        else ""
+    )
+    return inner if inner.strip() and not any(mark in inner for mark in _MARKS) else answer
+
+
 class OCR(TaskReward):
     """Reads text: `max(0, 1 - errors / units of the gold)`, units being words, or characters in unspaced scripts.
 
@@ -44,7 +64,7 @@ class OCR(TaskReward):
         """Accuracy in [0, 1]. Raises ValueError for an empty gold."""
         import jiwer
 
-        gold, text = self._clean(str(query.ground_truth)), self._clean(answer)
+        gold, text = self._clean(str(query.ground_truth)), self._clean(unwrapped(answer, str(query.ground_truth)))
         if not gold:
             raise ValueError("the gold text is empty")
         if not text:

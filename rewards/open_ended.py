@@ -20,6 +20,33 @@ SHORT_WORDS = 4
 PHRASE_WORDS = 15
 _NEGATED = re.compile(r"\b(?:not|no|never|isn't|wasn't|neither|nor|without|cannot|except)\b", re.IGNORECASE)
 _LISTING = re.compile(r",|;|/|\band\b|\bor\b", re.IGNORECASE)
+_CONTRAST = re.compile(r"(?<=\w),?\s+(?:not|rather\s+than|instead\s+of)\s+[^.\n]*\.?\s*$", re.IGNORECASE)
+_UNITS = frozenset(
+    [
+        "mm",
+        "cm",
+        "m",
+        "km",
+        "mg",
+        "g",
+        "kg",
+        "ms",
+        "s",
+        "min",
+        "h",
+        "l",
+        "ml",
+        "hz",
+        "khz",
+        "v",
+        "a",
+        "w",
+        "kw",
+        "j",
+        "n",
+    ]
+)
+_ALTERNATIVES = re.compile(r"\bor\b|\band/or\b", re.IGNORECASE)
 _CUE = re.compile(
     r"(?:final\s+answer|answer|conclusion|result|答案)\s*(?:is|was|are|:|=|是|为)+\s*:?\s*", re.IGNORECASE
 )
@@ -43,7 +70,8 @@ def stated_answer(text: str) -> str:
     if boxes:
         return boxes[-1][1]
     cues = list(_CUE.finditer(text))
-    return text[cues[-1].end() :] if cues else text
+    text = text[cues[-1].end() :] if cues else text
+    return _CONTRAST.sub("", text) if len(text) < 200 else text
 
 
 def _tokens(text: str) -> list[str]:
@@ -110,7 +138,9 @@ class OpenEnded(TaskReward):
         """Verdict for a gold that is plain text."""
         if len(fold_answer(gold).split()) <= SHORT_WORDS and not _CJK.search(gold) and self._short(answer, gold):
             return Verdict(1.0)
-        if _NEGATED.search(answer) and not _NEGATED.search(gold) and len(gold.split()) <= SHORT_WORDS:
+        if len(gold.split()) <= SHORT_WORDS and any(
+            hedge.search(stated_answer(answer)) and not hedge.search(gold) for hedge in (_NEGATED, _ALTERNATIVES)
+        ):
             return Verdict(0.0)
         # "The result is ..." inside of a long description is a sentence of it, not an introduction to the answer.
         parts = rouge(stated_answer(answer) if len(gold.split()) <= PHRASE_WORDS else answer, gold)
@@ -157,6 +187,8 @@ def _number_with_unit(answer: str, gold: str) -> float | None:
     if said is None or not numbers_agree(said, numbers[0]):
         return 0.0
     behind = re.match(r"\s*([^\W\d_]+)", normalise(answer)[said.end :]) if said.end else None
+    if unit and behind and {unit.lower(), behind.group(1).lower()} <= _UNITS:
+        return float(unit.lower() == behind.group(1).lower())
     if unit and behind and behind.group(1)[0].lower() != unit[0].lower():
         return None
     return 1.0

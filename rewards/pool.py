@@ -85,7 +85,7 @@ class _Child:
             view = memoryview(payload)
             while view:
                 view = view[stdin.write(view) or 0 :]
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: closed by `ScoringPool.close` in the meantime
             raise _Died(str(error)) from error
 
     def receive(self, deadline: float) -> bytes | None:
@@ -104,9 +104,12 @@ class _Child:
         data = b""
         while len(data) < size:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stdout], [], [], left)[0]:
-                return None
-            chunk = os.read(stdout.fileno(), size - len(data))
+            try:
+                if left <= 0 or not select.select([stdout], [], [], left)[0]:
+                    return None
+                chunk = os.read(stdout.fileno(), size - len(data))
+            except (OSError, ValueError) as error:  # ValueError: closed by `ScoringPool.close` in the meantime
+                raise _Died(str(error)) from error
             if not chunk:
                 raise _Died("pipe closed")
             data += chunk
@@ -192,6 +195,8 @@ class ScoringPool:
             job.future.set_result(verdict)
             if not healthy:
                 child = self._start(slot) if not self._closed.is_set() else None
+        if child is not None:
+            self._stop(slot, child)
 
     def _start(self, slot: int) -> _Child | None:
         """A worker that has said it is ready, or None with the reason logged."""
@@ -199,13 +204,14 @@ class ScoringPool:
         try:
             child = _Child(self._tasks, self._memory_mb)
             self._children[slot] = child
-            if child.receive(time.monotonic() + self._start_seconds) is not None:
+            # `close` sets the flag before it looks for children: one of the two sees this child.
+            if not self._closed.is_set() and child.receive(time.monotonic() + self._start_seconds) is not None:
                 return child
-            log.error("a scoring process was not ready after %.0f s", self._start_seconds)
+            reason = f"was not ready after {self._start_seconds:.0f} s"
         except (OSError, _Died) as error:
-            if self._closed.is_set():
-                return None
-            log.error("a scoring process did not start: %s", error)
+            reason = f"did not start: {error}"
+        if not self._closed.is_set():
+            log.error("a scoring process %s", reason)
         if child is not None:
             child.kill()
         self._children.pop(slot, None)
@@ -219,17 +225,25 @@ class ScoringPool:
         """The verdict, and whether the worker can go on."""
         if child is None:
             return Verdict(0.0, "error", "the scoring process could not be started; see the log"), False
-        payload = {"name": job.name, "answer": job.answer, "query": asdict(job.query)}
         try:
-            child.send(json.dumps(payload, default=str).encode())
+            payload = json.dumps(
+                {"name": job.name, "answer": job.answer, "query": asdict(job.query)}, default=str, skipkeys=True
+            ).encode()
+        except Exception as error:  # noqa: BLE001 - whatever a record holds: its answer waits for a verdict
+            return Verdict(0.0, "error", f"the record is no JSON: {type(error).__name__}: {error}"[:500]), True
+        try:
+            child.send(payload)
             reply = child.receive(time.monotonic() + job.limit)
         except _Died as error:
             code = child.process.wait()
             return Verdict(0.0, "error", f"the scoring process died (exit status {code}, {error})"), False
         if reply is None:
             return Verdict(0.0, "timeout", f"judging took longer than {job.limit:g} s"), False
-        fields = json.loads(reply)
-        return Verdict(fields["accuracy"], fields["status"], fields["reason"], fields["parts"]), True
+        try:
+            fields = json.loads(reply)
+            return Verdict(fields["accuracy"], fields["status"], fields["reason"], fields["parts"]), True
+        except (ValueError, KeyError, TypeError) as error:
+            return Verdict(0.0, "error", f"unreadable reply of the scoring process: {error!r}"[:500]), False
 
 
 def _shut_down(

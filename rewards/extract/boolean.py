@@ -7,17 +7,31 @@ import re
 from rewards.extract.sections import boxed, plain
 
 _TRUE = r"yes|yeah|yep|true|correct|right|是的|是|对|對|正确|有"
-_FALSE = r"not\s+yet|no|nope|false|incorrect|wrong|不是|否|不对|不對|错误|没有"
-_BARE = re.compile(rf"\W*(?:(?P<t>{_TRUE}|y|1)|(?P<f>{_FALSE}|n|0))\W*", re.IGNORECASE)
+_FALSE = (
+    r"not\s+(?:yet|really|true|correct|right|the\s+case)"
+    r"|no(?!\s+(?:doubt|problem|wonder)\b)|nope|false|incorrect|wrong|不是|否|不对|不對|错误|没有"
+)
+_SURE = r"(?:definitely|absolutely|certainly|of\s+course)"
+_BARE = re.compile(
+    rf"\W*(?:(?P<t>{_TRUE}|y|t|1|{_SURE}|i\s+(?:think|believe)\s+so)"
+    rf"|(?P<f>{_FALSE}|n|f|0|(?:{_SURE}|probably)\s+not|not\s+at\s+all|i\s+(?:do\s+not|don['’]t)\s+(?:think|believe)\s+so))\W*",
+    re.IGNORECASE,
+)
 _LEAD = re.compile(rf"\W*(?:(?P<f>{_FALSE})|(?P<t>{_TRUE}))(?!\w)", re.IGNORECASE)
 _CUE = re.compile(
-    r"(?:\b(?:answer|verdict|statement|claim|conclusion|it|this|that|response)\b\s*(?:is|would be|:|=)+"
+    r"(?:\b(?:answer|verdict|statement|claim|conclusion|it|this|that|response)\b\s*(?:is|['’]s|would be|:|=)+"
     r"|答案(?:是|为|:)?|\b(?:therefore|thus|so|hence|finally|say)\b,?:?)\s*[\"'(\[]*"
     rf"(?P<v>(?P<f>{_FALSE})|(?P<t>{_TRUE}))(?!\w)",
     re.IGNORECASE,
 )
+_NEGATED = re.compile(
+    r"\b(?:is|was)(?:n't|\s+not)\s+(?:\w+\s+)?(?:(?P<f>true|correct|right|the\s+case)|(?P<t>false|incorrect|wrong))\b",
+    re.IGNORECASE,
+)
 _SPOKEN = re.compile(
-    r"(?:(?<=[,;:.!?\-(\"'])\s*|^\s*)(?:(?P<f>not\s+yet|no|nope|false)|(?P<t>yes|yeah|yep|true))(?=\s*(?:[.,;:!?)\"']|$))",
+    r"(?:(?<=[,;:.!?\-(\"'])\s*|^\s*|\b(?:actually|wait|rather|i\s+mean|sorry|say|says|hence|think|believe"
+    r"|certainly|perhaps|probably|definitely|clearly|maybe|possibly)\s+)"
+    r"(?:(?P<f>not\s+yet|no|nope|false)|(?P<t>yes|yeah|yep|true))(?=\s*(?:[.,;:!?)\"']|$))",
     re.IGNORECASE | re.MULTILINE,
 )
 _BOTH = re.compile(
@@ -25,6 +39,7 @@ _BOTH = re.compile(
     rf"|\b(?:{_FALSE})\b\s*(?:and|or|/|but also)\s*\b(?:{_TRUE})\b",
     re.IGNORECASE,
 )
+_ASKED = re.compile(r"\b(?:yes\s+or\s+no|true\s+or\s+false)\s*\?", re.IGNORECASE)
 _CORRECTION = re.compile(r"\b(?:wait|actually|correction|rather|on second thought|sorry|i mean)\b", re.IGNORECASE)
 _UNSURE = re.compile(
     r"\b(?:not (?:sure|certain|clear|possible|enough)|unsure|uncertain|cannot|can't|unclear|unknown|i don't know)\b",
@@ -38,24 +53,26 @@ def find_boolean(text: str) -> tuple[bool | None, str]:
     A bare word, then the last cue ("the answer is no"), then a leading word (a later one only after a correction such
     as "wait"), then the last word that stands as a clause of its own. "Yes and no" and "not sure" are no answer.
     """
-    clean = plain(text).strip()
+    clean = _ASKED.sub("", plain(text)).strip()
     boxes = boxed(clean)
     if boxes:
         clean = boxes[-1][1].strip()
     bare = _BARE.fullmatch(clean)
     if bare:
         return bare.group("t") is not None, ""
-    if _BOTH.search(clean):
+    words = set(re.findall(r"\w+", clean[:200].lower()))
+    if _BOTH.search(clean) or words == {"yes", "no"}:
         return None, "both yes and no"
-    cues = list(_CUE.finditer(clean))
+    lead = _LEAD.match(clean)
+    cues = [m for m in _CUE.finditer(clean) if not (lead and "would be" in m.group().lower())]
+    cues = sorted([*cues, *_NEGATED.finditer(clean)], key=lambda m: m.end())
     if cues:
         return cues[-1].group("t") is not None, ""
     spoken = list(_SPOKEN.finditer(clean))
     correction = _CORRECTION.search(clean)
-    corrected = [m for m in spoken if correction and m.start() >= correction.end()]
+    corrected = [m for m in spoken if correction and m.end() > correction.end()]
     if corrected:
         return corrected[-1].group("t") is not None, ""
-    lead = _LEAD.match(clean)
     if lead:
         return lead.group("t") is not None, ""
     if spoken and not _UNSURE.search(clean[spoken[-1].end() :]):

@@ -79,6 +79,9 @@ def fold(text: str) -> str:
     return text.strip(" \t.,;:!?\"'()[]{}*`_。，；：！？“”‘’")
 
 
+_HTML = re.compile(r"<(b|i|u|p|em|strong|span|code)>([^<]{0,500})</\1>", re.I)
+_WORDS = re.compile(r"[^\W_]+")
+_CONNECTIVES = ("AND", "OR", "OPTION", "OPTIONS", "BOTH", "EITHER", "ALL")
 _SENTENCE = re.compile(r"\n|(?<=[.!?。])\s+")
 
 
@@ -89,7 +92,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     `\\\\boxed{B}`, "选B"); a leading label ("B. a dog"); the only label in brackets; the only label standing alone;
     the only option whose text occurs. Lists of options and several labels are no choice.
     """
-    clean = plain(text).strip()
+    clean = _HTML.sub(r"\2", plain(text)).strip()
     if not clean:
         return None, "empty answer"
     patterns = choice_patterns(options.labels)
@@ -99,6 +102,9 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     whole = _by_text(clean, options, exact=True)
     if whole:
         return whole, ""
+    words = {word.upper() for word in _WORDS.findall(clean[:400])}
+    if len(words & set(options.labels)) > 1 and words <= {*options.labels, *_CONNECTIVES}:
+        return None, f"lists {', '.join(sorted(words & set(options.labels)))}"
     label, reason = _explicit(clean, options, patterns)
     if label or reason:
         return label, reason
@@ -119,6 +125,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     if label or reason:
         return label, reason
     label = _by_text(clean, options, exact=False) or _by_value(clean, options) or _by_place(clean, options)
+    label = label or _by_elimination(clean, options, patterns)
     return (label, "") if label else (None, "no option recognised")
 
 
@@ -127,6 +134,8 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
     statements: list[tuple[int, int, str]] = []
     for start, content in boxed(clean):
         inner = patterns["bare"].fullmatch(content) or patterns["lead"].match(content.strip())
+        if inner and patterns["join"].match(content.strip(), inner.end("l")):
+            return None, "boxes several options"
         label = inner.group("l").upper() if inner else _by_text(content, options, exact=True)
         if label:
             statements.append((start, start + len(content), label))
@@ -177,7 +186,7 @@ def _letter_not_word(text: str, end: int, letter: str, options: OptionSet) -> bo
     """Whether a capital A or I is an option's label rather than the article or pronoun that begins a phrase."""
     following = text[end : end + 200]
     if re.match(
-        r"\s*(?:$|[.,;:!?)\]\n(/\-–—\u3400-\u9fff])|\s+(?:because|since|as|is|was|and|or|for|due|which|with)\b",
+        r"\s*(?:$|[.,;:!?。)\]\n(/\-–—\u3400-\u9fff])|\s+(?:because|since|as|is|was|and|or|for|due|which|with)\b",
         following,
     ):
         return letter == "A" or not re.match(r"\s+(?:was|and)\b", following)
@@ -220,12 +229,19 @@ def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Patte
         if len(labels) == 1:
             return labels[0], ""
         if labels:
+            parts = [part for part in re.split(r"[,;]", clean) if part.strip()]
+            last = patterns["bare"].fullmatch(parts[-1])
+            if last and len(parts) > 1 and not patterns["tail"].search(parts[-2]):
+                return last.group("l").upper(), ""
             return None, f"mentions {', '.join(labels)}"
     return None, ""
 
 
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
-_NEGATION = re.compile(r"\b(?:not|isn't|no|never|neither|nor|without|wasn't|aren't)\s+(?:\w+\s+){0,2}$", re.I)
+_NEGATION = re.compile(
+    r"\b(?:not|isn't|no|never|neither|nor|without|wasn't|aren't)\s+(?:\w+\s+){0,2}$|(?:不是|没有|并非)$", re.I
+)
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 
 
 def _by_text(text: str, options: OptionSet, *, exact: bool) -> str | None:
@@ -239,7 +255,8 @@ def _by_text(text: str, options: OptionSet, *, exact: bool) -> str | None:
     covered: list[tuple[int, int]] = []
     hits: list[str] = []
     for label, t in sorted(known, key=lambda pair: -len(pair[1])):
-        for match in re.finditer(rf"(?<![\w.]){re.escape(t)}(?!\w|\.\d)", folded):
+        edge = ("", "") if _UNSPACED.search(t) else (r"(?<![\w.])", r"(?!\w|\.\d)")
+        for match in re.finditer(edge[0] + re.escape(t) + edge[1], folded):
             if any(a <= match.start() and match.end() <= b for a, b in covered):
                 continue
             covered.append(match.span())
@@ -261,6 +278,13 @@ def _by_value(text: str, options: OptionSet) -> str | None:
         if said is not None and value is not None and value.value == said.value
     ]
     return same[0] if len(same) == 1 else None
+
+
+def _by_elimination(text: str, options: OptionSet, patterns: dict[str, re.Pattern[str]]) -> str | None:
+    """Label of the only option that is not dismissed: "A is wrong, B is wrong, D is wrong" of four."""
+    rejected = {text[position] for position in _rejected(text, patterns)}
+    left = [label for label in options.labels if label not in rejected]
+    return left[0] if rejected and len(left) == 1 and not options.assumed else None
 
 
 _PLACES = ("first", "second", "third", "fourth", "fifth", "sixth")

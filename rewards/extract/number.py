@@ -16,28 +16,41 @@ _TENS = {
     word: 10 * (i + 2)
     for i, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])
 }
-_SHORT_SCALES = {"k": 1e3, "thousand": 1e3, "million": 1e6, "billion": 1e9, "千": 1e3, "万": 1e4, "亿": 1e8}
-_LONE = {"half": 0.5, "quarter": 0.25, "dozen": 12.0}
-_SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_SHORT_SCALES = {
+    "k": 1e3,
+    "dozen": 12,
+    "thousand": 1e3,
+    "million": 1e6,
+    "billion": 1e9,
+    "千": 1e3,
+    "万": 1e4,
+    "亿": 1e8,
+}
+_LONE = {"half": 0.5, "quarter": 0.25, "once": 1.0, "twice": 2.0, "thrice": 3.0}
+_LONE_WORD = re.compile(r"\b(?:half|quarter|twice|thrice|once(?=\W*$|\s*[.,;!\n]))\b", re.IGNORECASE)
+_SCALES = {"hundred": 100, "dozen": 12, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _CJK = {char: i for i, char in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
+_DIGIT_WORD = "|".join(_SMALL[:10])
 _WORD = "|".join(sorted([*_UNITS, *_TENS, *_SCALES], key=len, reverse=True))
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?:[\u00a0\u202f ]\d{3})+(?![\d.,]?\d)|\d+)(?:\.\d+)?|\.\d+"
 _TOKEN = re.compile(
     rf"""
     (?P<frac>(?P<fs>-\s?)?\\[dt]?frac\s*\{{\s*(?P<fn>-?[\d.,]+)\s*\}}\s*\{{\s*(?P<fd>-?[\d.,]+)\s*\}})
   | (?P<sci>(?<![A-Za-z0-9_.])[-+]?(?:{_DIGITS})\s*(?:\\times|×|x|\*)\s*10\s*\^?\s*\{{?\s*(?P<se>[-+]?\d+)\}}?)
+  | (?P<pow>(?<![A-Za-z0-9_.])10\s?\^\s?\{{?(?P<pe>[-+]?\d+)\}}?)
   | (?P<ratio>(?<![A-Za-z0-9_./])[-+]?(?:(?P<whole>\d+)\s+)?\d+\s*/\s*\d+(?![A-Za-z0-9_/.]))
   | (?P<num>(?<![A-Za-z0-9_.,])[-+]?(?:{_DIGITS})
-      (?:e[-+]?\d+(?![\w])|\s?(?P<scale>k|thousand|million|billion|万|亿|千)(?![A-Za-z]))?
+      (?:e[-+]?\d+(?![\w])|\s?(?P<scale>k|dozen|thousand|million|billion|万|亿|千)(?![A-Za-z]))?
       (?P<pct>\s?(?:%|\\%|percent\b|per\scent\b))?)
   | (?P<word>(?<![\w-])(?<!\bno\s)(?:(?:minus|negative)\s+)?(?:{_WORD})(?:(?:\s+and\s+|[\s-]+)(?:{_WORD}))*
-      (?:\s+and\s+a\s+half)?(?![\w-]))
+      (?:\s+and\s+a\s+half|\s+point(?:\s+(?:{_DIGIT_WORD}))+)?(?![\w-]))
   | (?P<cjk>[零一二三四五六七八九十百千万两兩〇]+)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 _MINUS = re.compile(r"(?<!\d )\b(?:minus|negative)\s+(?=\d)", re.IGNORECASE)
+_HALF_DOZEN = re.compile(r"\bhalf\s+(?:a\s+)?dozen\b", re.IGNORECASE)
 _SIGN = re.compile(r"[\u2212\u2013\u2014\uff0d](?=\s?[\d.])")
 
 
@@ -68,8 +81,7 @@ def _to_float(text: str) -> float:
 
 
 def _value(match: re.Match[str]) -> float | None:
-    kind = match.lastgroup if match.lastgroup in ("frac", "sci", "ratio", "num", "word", "cjk") else ""
-    kind = kind or next(k for k in ("frac", "sci", "ratio", "num", "word", "cjk") if match.group(k))
+    kind = next(k for k in ("frac", "sci", "pow", "ratio", "num", "word", "cjk") if match.group(k))
     text = match.group(kind)
     try:
         if kind == "frac":
@@ -78,6 +90,8 @@ def _value(match: re.Match[str]) -> float | None:
         if kind == "sci":
             mantissa = re.match(rf"[-+]?(?:{_DIGITS})", text)
             return _to_float(mantissa.group(0)) * 10.0 ** int(match.group("se")) if mantissa else None
+        if kind == "pow":
+            return 10.0 ** int(match.group("pe"))
         if kind == "ratio":
             return _ratio(text, match.group("whole"))
         if kind == "num":
@@ -102,15 +116,20 @@ def _ratio(text: str, whole: str | None) -> float:
 
 def _words(text: str) -> float:
     sign, total, current = 1.0, 0, 0
-    for word in re.split(r"[\s-]+", text.lower()):
+    whole, _, decimals = text.lower().partition(" point ")
+    if decimals:
+        tail = float("0." + "".join(str(_UNITS[word]) for word in decimals.split()))
+        value = _words(whole)
+        return value - tail if whole.startswith(("minus", "negative")) else value + tail
+    for word in re.split(r"[\s-]+", whole):
         if word in ("minus", "negative"):
             sign = -1.0
         elif word in _UNITS:
             current += _UNITS[word]
         elif word in _TENS:
             current += _TENS[word]
-        elif word == "hundred":
-            current = max(current, 1) * 100
+        elif word in ("hundred", "dozen"):
+            current = max(current, 1) * _SCALES[word]
         elif word == "half":
             return sign * (total + current + 0.5)
         elif word in _SCALES:
@@ -148,7 +167,7 @@ def clock_seconds(text: str) -> float | None:
 
 def normalise(text: str) -> str:
     """`plain` text with one kind of minus sign; what `find_numbers` expects."""
-    return _MINUS.sub("-", _SIGN.sub("-", plain(text)))
+    return _MINUS.sub("-", _SIGN.sub("-", _HALF_DOZEN.sub("6", plain(text))))
 
 
 def parse_number(text: str) -> Number | None:
@@ -164,6 +183,11 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 _ALTERNATIVE = re.compile(r"\s*(?:or|/|and/or|to|-|~|through|或|至|到)\s*-?$", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\b(?:not|isn't|rather than|instead of)\s+(?:(?:about|exactly|just)\s+)?[\"'(\[]?$", re.IGNORECASE
+)
+_NONE = re.compile(r"\W*none\W*", re.IGNORECASE)
+_NOT_LISTING = re.compile(r"[\s,;&.()\[\]]+|\b(?:and|both)\b", re.IGNORECASE)
 _TURN = re.compile(r"\b(?:then|finally|but|later|so|thus|hence|therefore)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?。])\s+|\n+")
 _LEAD = re.compile(
@@ -183,12 +207,19 @@ def find_number(text: str, *, allow_range: bool = False) -> tuple[Number | None,
     if boxes:
         clean = normalise(boxes[-1][1])
     numbers = find_numbers(clean)
+    denied = [number for number in numbers if _DENIED.search(clean[max(0, number.start - 24) : number.start])]
+    numbers = [number for number in numbers if number not in denied]
+    if not numbers and _NONE.fullmatch(clean):
+        return Number(0.0, "none", 0, 0), ""
     if not numbers:
-        lone = {match.group().lower() for match in re.finditer(r"\b(?:half|quarter|dozen)\b", clean, re.IGNORECASE)}
+        lone = {match.group().lower() for match in _LONE_WORD.finditer(clean)}
         if len(lone) == 1:
             word = lone.pop()
             return Number(_LONE[word], word, 0, 0), ""
         return None, "no number in the answer"
+    listed = _NOT_LISTING.sub("", _TOKEN.sub("", clean)) == "" and len({number.value for number in numbers}) > 1
+    if listed and not allow_range and len(_TOKEN.findall(clean)) > 1 and "-" not in clean:
+        return None, f"several numbers: {', '.join(number.text.strip() for number in numbers[:5])}"
     index = _pick(clean, numbers)
     while index and _alternatives(clean, numbers[index - 1], numbers[index]):
         index -= 1  # "5 to 6" is one statement, whichever end was picked
@@ -217,6 +248,10 @@ def _pick(clean: str, numbers: list[Number]) -> int:
     cued = [starts[match.end()] for match in _CUE.finditer(clean) if match.end() in starts]
     if cued:
         return cued[-1]
+    first_line, _, rest = clean.strip().partition("\n")
+    alone = re.fullmatch(r"\W*\w+\W*", first_line.replace(numbers[0].text, "1", 1))
+    if alone and re.match(r"\W*[^\W\d]", rest):
+        return 0  # a bare first line with an explanation below
     breaks = [match.end() for match in _SENTENCE.finditer(clean) if match.end() <= numbers[-1].start]
     first = next(i for i, number in enumerate(numbers) if number.start >= (breaks[-1] if breaks else 0))
     turned = _TURN.search(clean[numbers[first].end : numbers[-1].start])

@@ -16,13 +16,22 @@ _TIME = r"(?:\d{1,2}:)?\d{1,3}:\d{2}(?:\.\d+)?|-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 _UNIT = r"(?:\s*(?:seconds?|secs?|s|秒)(?![a-z]))?"
 _PAIR = re.compile(
     rf"(?<![A-Za-z0-9_.:])(?P<a>{_TIME}){_UNIT}"
-    rf"\s*(?:-|to|until|till|and|through|~|→|->|\.\.+|,|;|至|到|and\s+ends?\s+at)\s*"
+    rf"\s*(?:-|to|until|till|and|through|~|→|[-=]>|\.\.+|,|;|至|到|and\s+(?:ends?\s+at|(?:lasts|continues|runs|goes\s+on)\s+(?:until|till|to)))\s*"
     rf"(?:(?:the\s+)?end(?:s|ing)?(?:\s+time)?\s*(?:is|at|:|=)?\s*|(?:second|sec|time)\s+)?"
     rf"(?P<b>{_TIME}){_UNIT}(?![A-Za-z0-9_:]|\.\d)",
     re.IGNORECASE,
 )
-_START = re.compile(rf"\b(?:start|begin)(?:s|ning|ing)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
-_END = re.compile(rf"\b(?:end|finish|stop)(?:es|s|ing)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
+# "1 minute 10 seconds", "1h2m3s", "2 min": hours or minutes must be there.
+_SPELLED = re.compile(
+    r"(?<![\w.:])(?=\d+(?:\.\d+)?\s?(?:h|m|分))(?:(?P<h>\d+)\s?(?:hours?|hrs?|h)(?:\s?,?\s?(?:and\s)?(?=\d)|(?![a-z])))?"
+    r"(?:(?P<m>\d+(?:\.\d+)?)\s?(?:minutes?|mins?|m|分钟?)(?:\s?,?\s?(?:and\s)?(?=\d+(?:\.\d+)?\s?(?:s|秒))|(?![a-z])))?"
+    r"(?:(?P<s>\d+(?:\.\d+)?)\s?(?:seconds?|secs?|s|秒)(?![a-z]))?",
+    re.IGNORECASE,
+)
+_START = re.compile(rf"\b(?:start|begin|began)(?:s|ed|ning|ing)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
+_END = re.compile(rf"\b(?:end|finish|stop)(?:es|s|ed|ped|ing|ping)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
+_NAMES = ("time", "times", "interval", "timestamp", "timestamps", "time_range", "segment", "span", "answer")
+_ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|第\s*(?=\d)", re.IGNORECASE)
 _KEYS = (("start", "end"), ("start_time", "end_time"), ("begin", "end"), ("from", "to"), ("t_start", "t_end"))
 
 
@@ -40,17 +49,22 @@ def find_interval(text: str) -> tuple[Interval | None, str]:
             return interval, ""
         if isinstance(value, Mapping):
             return None, "the JSON holds no interval of two numbers"
-    clean = normalise(text)
+    clean = _SPELLED.sub(_spelled_seconds, _ORDINAL.sub("", normalise(text)))
     starts, ends = _START.findall(clean), _END.findall(clean)
     if starts and ends:
         return _ordered(_seconds(starts[-1]), _seconds(ends[-1])), ""
-    for sentence in reversed(re.split(r"(?<=[.!?。])\s+|\n+", clean)):
+    for sentence in reversed(re.split(r"(?<=[^.][.!?。])\s+|\n+", clean)):
         pairs = [_ordered(_seconds(m["a"]), _seconds(m["b"])) for m in _pairs(sentence)]
         if len(set(pairs)) > 1:
             return None, f"{len(set(pairs))} different intervals in one sentence"
         if pairs:
             return pairs[0], ""
     return None, "no interval in the answer"
+
+
+def _spelled_seconds(match: re.Match[str]) -> str:
+    hours, minutes, seconds = (float(match[name] or 0) for name in ("h", "m", "s"))
+    return f"{hours * 3600 + minutes * 60 + seconds:g}s"
 
 
 def _pairs(sentence: str) -> list[re.Match[str]]:
@@ -73,7 +87,7 @@ def interval_of(value: Any) -> Interval | None:
     """Interval from a parsed value: [a, b], [[a, b]], {"time": ...} or {"start": a, "end": b}."""
     if isinstance(value, Mapping):
         keys = {str(key).strip().lower(): item for key, item in value.items()}
-        for name in ("time", "times", "interval", "timestamp", "span", "answer"):
+        for name in _NAMES:
             if name in keys:
                 return interval_of(keys[name])
         for first, second in _KEYS:
@@ -92,7 +106,7 @@ def interval_of(value: Any) -> Interval | None:
     return None if start is None or end is None else _ordered(start, end)
 
 
-_BOX_TEXT = re.compile(r"-?\d+(?:\.\d+)?")
+_BOX_TEXT = re.compile(r"(?<![A-Za-z_])-?(?<![A-Za-z_\d.])\d+(?:\.\d+)?")
 _BOX_KEYS = ("bbox_2d", "bbox", "box", "boxes", "bounding_box", "coordinates", "answer")
 
 

@@ -158,7 +158,7 @@ def _mmvu_open(answer: str, target: str) -> bool:
 def binary_verdict(reply: str) -> float:
     """1 when a judge's reply says "Judgement: 1", whatever the markdown, case and spacing; else 0."""
     text = re.sub(r"[*_`#]", "", reply)
-    found = re.findall(r"judge?ment\s*(?:[:：]|is)\s*[\[(\"']?\s*([01])(?![\d.]*\d)", text, re.IGNORECASE)
+    found = re.findall(r"judge?ment\s*(?:[:：=]|is)\s*[\[(\"']?\s*([01])(?![\d.]*\d)", text, re.IGNORECASE)
     if found:
         return float(found[-1])
     return float(text.strip() == "1")
