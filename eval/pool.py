@@ -27,6 +27,8 @@ START_SECONDS = 300.0
 ATTEMPTS = 2
 """An item whose process dies gets one more."""
 
+_END = object()
+
 Prepare = Callable[[Any], Any]
 
 
@@ -99,7 +101,7 @@ class PreparePool:
         self.deadline_s, self.max_bytes, self.processes = deadline_s, max_bytes, processes
         self.stats = PoolStats()
         self._build, self._preload = build, tuple(preload)
-        self._outcomes: queue.Queue[Prepared | BaseException | None] = queue.Queue()
+        self._outcomes: queue.Queue[Any] = queue.Queue()
         self._held: dict[str, int] = {}
         self._largest = 0
         self._failed_starts = 0
@@ -109,8 +111,10 @@ class PreparePool:
         self._stop = False
         self._thread: threading.Thread | None = None
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Prepared]:
+    def run(self, tasks: Iterable[Task]) -> Iterator[Prepared | None]:
         """Yield one outcome per task, in the order in which they are ready.
+
+        None says that memory is full: nothing more comes before something is released.
 
         Raises:
             RuntimeError: the processes cannot start.
@@ -118,7 +122,7 @@ class PreparePool:
         self._thread = threading.Thread(target=self._main, args=(iter(tasks),), name="prepare-pool", daemon=True)
         self._thread.start()
         try:
-            while (outcome := self._outcomes.get()) is not None:
+            while (outcome := self._outcomes.get()) is not _END:
                 if isinstance(outcome, BaseException):
                     raise outcome
                 yield outcome
@@ -165,7 +169,7 @@ class PreparePool:
         finally:
             for worker in workers:
                 worker.kill()
-            self._outcomes.put(None)
+            self._outcomes.put(_END)
 
     def _pump(self, tasks: _Queue, workers: list[_Worker]) -> None:
         from multiprocessing.connection import wait
@@ -174,8 +178,10 @@ class PreparePool:
             self._dispatch(tasks, workers)
             busy = [worker for worker in workers if worker.task is not None]
             self.stats.peak_processes = max(self.stats.peak_processes, len(busy))
-            if not busy and tasks.empty():
-                return
+            if not busy:
+                if tasks.empty():
+                    return
+                self._outcomes.put(None)
             handles = {worker.connection: worker for worker in busy}
             timeout = min((worker.deadline - time.monotonic() for worker in busy), default=None)
             ready = wait([*handles, self._wake_read], None if timeout is None else max(0.0, timeout))
