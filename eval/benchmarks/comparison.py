@@ -66,6 +66,8 @@ def _reason(
         return f"the published {published.value:g} could not be verified"
     if published.metric not in headline:
         return f"the published figure is {published.metric}, which this run does not report"
+    if headline[published.metric] is None:
+        return f"{published.metric} cannot be computed: its groups are not in these files, or nothing is judged"
     if is_partial:
         return "the run is partial"
     if not_judged:
