@@ -45,12 +45,13 @@ def log_sources(bag: MetricBag, data: Collected, advantages: Mapping[Key, torch.
 
     A response counts as `prefixed` when only some of its tokens come from elsewhere.
     """
-    for key in data.keys:
+    for row, key in enumerate(data.keys):
         mask = data.groups[key[0]].responses[key[1]].offline_mask
         source = "offline" if mask.all() else "prefixed" if mask.any() else "online"
         bag.mean(f"{source}/advantage", float(advantages[key]))
         bag.mean(f"{source}/advantage_abs", abs(float(advantages[key])))
         bag.mean(f"{source}/length", len(mask))
+        bag.mean(f"{source}/accuracy", float(data.rewards.correct[row]))
         bag.mean("offline/response_share", float(mask.any()))
         bag.mean("offline/token_share", float(mask.mean()), len(mask))
 
@@ -87,6 +88,9 @@ def log_tokens(bag: MetricBag, tokens: TokenBatch, result: TokenLoss, first: boo
         bag.tokens("online/logprob", tokens.logprobs[~tokens.off_policy])
         bag.tokens("offline/ratio", ratio[tokens.off_policy])
         bag.tokens("offline/logprob", tokens.logprobs[tokens.off_policy])
+        if tokens.rollout_logprobs is not None:
+            known = tokens.off_policy & tokens.rollout_logprobs.isfinite()  # of the policy that wrote the tokens
+            bag.tokens("offline/behaviour_ratio", (tokens.logprobs - tokens.rollout_logprobs)[known].exp())
     if first and tokens.off_policy is None:
         bag.max("policy/first_ratio_error", float((ratio - 1).abs().max()))
     if tokens.entropy is not None:

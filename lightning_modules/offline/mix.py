@@ -82,7 +82,7 @@ class MixCallback(OfflineCallback):
             for index, prompt in enumerate(batch.prompts)
             if prompt.uid in usable and uniform(self.seed, batch.rl_step, prompt.uid) < ratio
         }
-        batch.metrics |= {"offline/ratio": ratio, "offline/usable_count": float(len(usable))}
+        batch.metrics |= {"offline/mix_ratio": ratio, "offline/usable_count": float(len(usable))}
         batch.metrics |= self.reader.rejections.metrics()
 
     def edit_requests(self, requests: list[GenerateRequest]) -> list[GenerateRequest]:
