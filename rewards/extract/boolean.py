@@ -9,7 +9,7 @@ from rewards.extract.sections import boxed, plain
 _TRUE = r"yes|yeah|yep|true|correct|right|是的|是|对|對|正确|有"
 _FALSE = (
     r"not\s+(?:yet|really|true|correct|right|the\s+case)"
-    r"|no(?!\s+(?:doubt|problem|wonder)\b)|nope|false|incorrect|wrong|不是|否|不对|不對|错误|没有"
+    r"|no(?!\s+(?:doubt|problem|wonder)\b)|nope|false|incorrect|wrong|不是的|不是|否|不对|不對|错误|没有"
 )
 _SURE = r"(?:definitely|absolutely|certainly|of\s+course)"
 _BARE = re.compile(
@@ -20,7 +20,7 @@ _BARE = re.compile(
 _LEAD = re.compile(rf"\W*(?:(?P<f>{_FALSE})|(?P<t>{_TRUE}))(?!\w)", re.IGNORECASE)
 _CUE = re.compile(
     r"(?:\b(?:answer|verdict|statement|claim|conclusion|it|this|that|response)\b\s*(?:is|['’]s|would be|:|=)+"
-    r"|答案(?:是|为|:)?|\b(?:therefore|thus|so|hence|finally|say)\b,?:?)\s*[\"'(\[]*"
+    r"|答案(?:是|为|:)?|\b(?:therefore|thus|so|hence|finally)\b,?:?|(?<!n['’]t\s)(?<!not\s)\bsay\b,?:?)\s*[\"'(\[]*"
     rf"(?P<v>(?P<f>{_FALSE})|(?P<t>{_TRUE}))(?!\w)",
     re.IGNORECASE,
 )
@@ -29,14 +29,14 @@ _NEGATED = re.compile(
     re.IGNORECASE,
 )
 _SPOKEN = re.compile(
-    r"(?:(?<=[,;:.!?\-(\"'])\s*|^\s*|\b(?:actually|wait|rather|i\s+mean|sorry|say|says|hence|think|believe"
-    r"|certainly|perhaps|probably|definitely|clearly|maybe|possibly)\s+)"
-    r"(?:(?P<f>not\s+yet|no|nope|false)|(?P<t>yes|yeah|yep|true))(?=\s*(?:[.,;:!?)\"']|$))",
+    r"(?:(?<=[,;:.!?\-(\"'])\s*|^\s*|\b(?:actually|wait|rather|i\s+mean|sorry|says|hence|think|believe"
+    r"|certainly|perhaps|probably|definitely|clearly|maybe|possibly|a|a\s+(?:clear|definite|firm|simple))\s+)"
+    r"(?:(?P<f>not\s+yet|no|nope|false)|(?P<t>yes|yeah|yep|true))(?=\s*(?:[.,;:!?)\"']|$|from\s+me))",
     re.IGNORECASE | re.MULTILINE,
 )
 _BOTH = re.compile(
-    rf"\b(?:{_TRUE})\b\s*(?:and|or|/|,?\s*and/or|but also)\s*\b(?:{_FALSE})\b"
-    rf"|\b(?:{_FALSE})\b\s*(?:and|or|/|but also)\s*\b(?:{_TRUE})\b",
+    rf"\b(?:{_TRUE})\b\s*(?:and\s+also|and|or|/|,?\s*and/or|but also)\s*\b(?:{_FALSE})\b"
+    rf"|\b(?:{_FALSE})\b\s*(?:and\s+also|and|or|/|but also)\s*\b(?:{_TRUE})\b",
     re.IGNORECASE,
 )
 _ASKED = re.compile(r"\b(?:yes\s+or\s+no|true\s+or\s+false)\s*\?", re.IGNORECASE)

@@ -138,7 +138,7 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
             return None, "boxes several options"
         label = inner.group("l").upper() if inner else _by_text(content, options, exact=True)
         if label:
-            statements.append((start, start + len(content), label))
+            statements.append((start, clean.find(content, start) + len(content) + 1, label))
     for match in patterns["cue"].finditer(clean):
         raw = match.group("p") or match.group("l")
         if match.group("l") and raw.islower() and not _ends_clause(clean, match.end()):
@@ -155,9 +155,21 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
         texts = _stated_text(clean, options)
         return texts, ""
     start, end, label = statements[-1]
-    if patterns["join"].match(clean, end):
+    if len(statements) > 1 and statements[-2][2] != label and _OR.fullmatch(clean[statements[-2][1] : start]):
+        return None, "states several options"
+    if patterns["join"].match(clean, _behind_text(clean, end, label, options)):
         return None, "names several options in one statement"
     return label, ""
+
+
+_OR = re.compile(r"[\s}.$*)\]]*(?:,|/|\bor\b|\band\b)[\s$*(\[\\]*")
+
+
+def _behind_text(clean: str, end: int, label: str, options: OptionSet) -> int:
+    """`end`, or the position behind the option's text where that follows its label: "A. pushing, B. pulling"."""
+    text = options.texts[options.labels.index(label)]
+    match = re.compile(r"[\s).:\]]*" + re.escape(text), re.I).match(clean, end) if text else None
+    return match.end() if match else end
 
 
 def _rejected(clean: str, patterns: dict[str, re.Pattern[str]]) -> set[int]:
@@ -208,7 +220,7 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
             return None, ""
     if match.start("l") in _rejected(clean, patterns):
         return None, ""
-    if patterns["join"].match(clean, match.end("l")):
+    if patterns["join"].match(clean, _behind_text(clean, match.end("l"), label, options)):
         return None, "names several options"
     return label, ""
 
@@ -239,7 +251,8 @@ def _standing_alone(clean: str, options: OptionSet, patterns: dict[str, re.Patte
 
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+")
 _NEGATION = re.compile(
-    r"\b(?:not|isn't|no|never|neither|nor|without|wasn't|aren't)\s+(?:\w+\s+){0,2}$|(?:不是|没有|并非)$", re.I
+    r"\b(?:not|isn't|no|never|neither|nor|without|wasn't|aren't)\s+(?:(?!but\b|rather\b)\w+\s+){0,2}$|(?:不是|没有|并非)$",
+    re.I,
 )
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 

@@ -22,6 +22,7 @@ _CUE = rf"""
   | \b(?:no,?\s+wait|wait|actually|correction|scratch\s+that|on\s+second\s+thought|sorry|i\s+mean)\b
       [,:;.\s-]*(?:no\b[,\s]*)?(?:i\s+mean[,\s]*)?
       (?:(?:it'?s|it\s+is|option)\s+)?
+  | \b(?:most\s+likely|probably|lean(?:ing)?\s+towards?)\s+(?:option\s+)?
   | \b(?:correct|right|best)\s+one\s*{_LINK}+\s*
   | \bwe\s+(?:get|have|obtain|conclude)\s+
   | \bno,\s*(?:(?:it'?s|option)\s+)?
@@ -29,18 +30,18 @@ _CUE = rf"""
   | \b(?:it|that|this)(?:'s|\s+is|\s+must\s+be|\s+has\s+to\s+be)\s+(?:\b{_FILLER}\b\s*)*
 """
 _RIGHT = (
-    r"(?:\s*[:\-]\s*(?:correct|right|true)\b|\s*(?:is|are|looks?|seems?)\s+"
+    r"(?:\s*[:\-(]\s*(?:correct|right|true)\b|\s*(?:is|are|looks?|seems?)\s+"
     r"(?:definitely\s+|clearly\s+|the\s+)*(?:correct|right|true|best|better|answer)\b)"
 )
 _WRONG = (
-    r"(?:\s*[:\-]\s*(?:also\s+)?(?:not\b|wrong|incorrect|false)"
+    r"(?:\s*[:\-(]\s*(?:also\s+)?(?:not\b|wrong|incorrect|false)"
     r"|\s*(?:is|are|was|looks?|seems?|can\s+be|must\s+be)\s+(?:also\s+|clearly\s+|definitely\s+)*"
     r"(?:not\b|n't|wrong|incorrect|false|excluded|eliminated|ruled\s+out|out\b|impossible|a\s+distractor|unlikely|closed)"
     r"|\s*(?:isn't|cannot|can't|does\s+not|doesn't)|\s*(?:选项)?(?:是)?(?:错|錯|不对|不正确))"
 )
 _AGAINST = (
     r"(?:\bnot|n't|\bnever|\bneither|\bnor|\brather\s+than|\binstead\s+of|\bthan|\bexcept|\bexcluding"
-    r"|\bexclude|\beliminate|\brule\s+out|\bruling\s+out)\s+"
+    r"|\b(?:any|every)thing\s+but|\bother\s+than|\ball\s+but|\bexclude|\beliminate|\brule\s+out|\bruling\s+out)\s+"
 )
 
 

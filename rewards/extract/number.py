@@ -178,7 +178,7 @@ def parse_number(text: str) -> Number | None:
 
 _CUE = re.compile(
     r"(?:\b(?:final|answer|result|total|sum|value|count|estimate|number)\b[^.\n\d]{0,40}?"
-    r"(?:\bis\b|\bare\b|\bequals?\b|:|=|\bof\b)|\bequals?\b|=|\\approx|≈|\btherefore\b|\bthus\b|答案[是为為]?:?|\b(?:wait|actually|correction)\b[,:]?)"
+    r"(?:\bis\b|\bare\b|\bequals?\b|:|=|\bof\b)|\bequals?\b|\bmakes?\b|=|\\approx|≈|\btherefore\b|\bthus\b|答案[是为為]?:?|\b(?:wait|actually|correction)\b[,:]?)"
     r"\s*(?:(?:about|approximately|around|roughly|nearly|a total of|exactly|~|only)\s*)*[\[({$£€¥]*\s*",
     re.IGNORECASE,
 )
@@ -186,6 +186,7 @@ _ALTERNATIVE = re.compile(r"\s*(?:or|/|and/or|to|-|~|through|或|至|到)\s*-?$"
 _DENIED = re.compile(
     r"\b(?:not|isn't|rather than|instead of)\s+(?:(?:about|exactly|just)\s+)?[\"'(\[]?$", re.IGNORECASE
 )
+_BECAUSE = re.compile(r"\b(?:since|because|given\s+that)\b", re.IGNORECASE)
 _NONE = re.compile(r"\W*none\W*", re.IGNORECASE)
 _NOT_LISTING = re.compile(r"[\s,;&.()\[\]]+|\b(?:and|both)\b", re.IGNORECASE)
 _TURN = re.compile(r"\b(?:then|finally|but|later|so|thus|hence|therefore)\b", re.IGNORECASE)
@@ -249,6 +250,9 @@ def _pick(clean: str, numbers: list[Number]) -> int:
     if cued:
         return cued[-1]
     first_line, _, rest = clean.strip().partition("\n")
+    reason = _BECAUSE.search(clean)
+    if reason and numbers[0].end <= reason.start():
+        numbers = [number for number in numbers if number.end <= reason.start()]
     alone = re.fullmatch(r"\W*\w+\W*", first_line.replace(numbers[0].text, "1", 1))
     if alone and re.match(r"\W*[^\W\d]", rest):
         return 0  # a bare first line with an explanation below

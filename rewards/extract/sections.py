@@ -63,6 +63,8 @@ def read_answer(response: str) -> Answer:
         text, tail = body[last[0] : last[1]], body[last[2] :]
         return Answer(_clean(text), True, think, num_tags, _clean(tail), body[: tags[0].start()].strip(), thought)
     text = body if opened is None else body[opened.end() :]
+    if opened is not None and len(tags) > 1 and not _clean(text):  # "<answer>C<answer>": closed by the wrong tag
+        text = body[tags[-2].end() : opened.start()]
     return Answer(_clean(text), False, think, num_tags, "", "", thought)
 
 

@@ -28,8 +28,12 @@ _SPELLED = re.compile(
     r"(?:(?P<s>\d+(?:\.\d+)?)\s?(?:seconds?|secs?|s|秒)(?![a-z]))?",
     re.IGNORECASE,
 )
-_START = re.compile(rf"\b(?:start|begin|began)(?:s|ed|ning|ing)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
-_END = re.compile(rf"\b(?:end|finish|stop)(?:es|s|ed|ped|ing|ping)?\b[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE)
+_START = re.compile(
+    rf"(?:\b(?:start|begin|began)(?:s|ed|ning|ing)?\b|开始|起始)[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE
+)
+_END = re.compile(
+    rf"(?:\b(?:end|finish|stop)(?:es|s|ed|ped|ing|ping)?\b|结束|终止)[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE
+)
 _NAMES = ("time", "times", "interval", "timestamp", "timestamps", "time_range", "segment", "span", "answer")
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|第\s*(?=\d)", re.IGNORECASE)
 _KEYS = (("start", "end"), ("start_time", "end_time"), ("begin", "end"), ("from", "to"), ("t_start", "t_end"))
