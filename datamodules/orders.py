@@ -7,7 +7,9 @@ Chosen by configuration, for example:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +31,7 @@ class CurriculumOrder:
         seed: seed of the shuffles.
         datamodule: not used.
         key: field of the record.
+        rates_file: JSON {sample id: pass rate}, as scripts/filter_by_pass_rate.py writes it, instead of the field.
         bands: number of bands; 1 = plain shuffle.
         easy_first: False = hard samples first.
         epochs: after so many epochs the order is a plain shuffle; None = never.
@@ -43,18 +46,20 @@ class CurriculumOrder:
         seed: int = 0,
         datamodule: VideoRLDataModule | None = None,
         key: str = "pass_rate",
+        rates_file: str | None = None,
         bands: int = 5,
         easy_first: bool = True,
         epochs: int | None = None,
     ) -> None:
-        missing = [sample.uid for sample in samples if not isinstance(sample.extra.get(key), (int, float))]
+        known = {sample.uid: sample.extra.get(key) for sample in samples} if rates_file is None else _rates(rates_file)
+        missing = [sample.uid for sample in samples if not isinstance(known.get(sample.uid), (int, float))]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(samples)} samples have no number {key!r}, for example {missing[0]}"
             )
         if not 1 <= bands <= len(samples):
             raise ValueError(f"bands={bands} must lie between 1 and the number of samples ({len(samples)})")
-        rates = np.asarray([float(sample.extra[key]) for sample in samples])
+        rates = np.asarray([float(known[sample.uid]) for sample in samples])
         ranked = np.argsort(-rates if easy_first else rates, kind="stable")
         self.bands = np.array_split(ranked, bands)
         self.plain = ShuffledOrder(len(samples), seed)
@@ -67,6 +72,13 @@ class CurriculumOrder:
             return self.plain.epoch(number)
         shuffled = [band[permutation(self.seed + 104729 * i, number, len(band))] for i, band in enumerate(self.bands)]
         return np.concatenate(shuffled).astype(np.int64)
+
+
+def _rates(file: str) -> dict[str, float]:
+    try:
+        return json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"no pass rates at {file}: measure them with scripts/filter_by_pass_rate.py") from error
 
 
 class LengthGroupedOrder:

@@ -137,6 +137,8 @@ class PolicyUpdater:
         data = collect(batch)
         self.algorithm.check_rewards(data.rewards)
         self.algorithm.begin_step(batch.rl_step)
+        for name, value in self.algorithm.scalars().items():
+            bag.max(name, value)
         minibatches = self._minibatches(batch, data)
         several = len(minibatches) * self.settings.epochs > 1
         cache = self._cache(data, bag, old_needed=several or self.algorithm.needs.old_logprobs)

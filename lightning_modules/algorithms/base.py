@@ -178,6 +178,10 @@ class Algorithm(ABC):
         """Called before every RL step with its number; schedules override it."""
         self.step = step
 
+    def scalars(self) -> dict[str, float]:
+        """What a schedule made of the step's settings, for the log; the same on every rank."""
+        return {}
+
     def keep_groups(self, rewards: RewardTable) -> torch.Tensor:
         """Bool [groups]: which groups are worth training on; only asked with `dynamic_sampling`."""
         return torch.ones(rewards.num_groups, dtype=torch.bool)

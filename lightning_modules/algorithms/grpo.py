@@ -108,6 +108,10 @@ class GRPO(Algorithm):
             self.clip_low = self._first_low + part * (self.clip_schedule.low - self._first_low)
             self.clip_high = self._first_high + part * (self.clip_schedule.high - self._first_high)
 
+    def scalars(self) -> dict[str, float]:
+        """The step's clip range, where it moves."""
+        return {} if self.clip_schedule is None else {"clip/low": self.clip_low, "clip/high": self.clip_high}
+
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
         """See `GroupAdvantage`."""
         return self.advantage(rewards.total, rewards)
