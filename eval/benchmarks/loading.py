@@ -72,13 +72,14 @@ def load(
     """See `Benchmark.load`."""
     source, paths = _choose(benchmark, root, split, source_name)
     media = MediaFinder(folders(benchmark, root))
-    drafts = _unique(benchmark.drafts(source.records(paths), source, media))
+    drafts, repeated = _unique(benchmark.drafts(source.records(paths), source, media))
     num_all = len(drafts)
     if available_only:
         drafts = [d for d in drafts if not any(m.path in media.missing for m in (*d.videos, *d.images))]
     drafts = drafts if limit is None else drafts[:limit]
     items = [build_item(benchmark, draft, style, frame_policy, media) for draft in drafts]
-    return items, _report(benchmark, split, source, paths, drafts, num_all, media, style)
+    report = _report(benchmark, split, source, paths, drafts, num_all, media, style)
+    return items, replace(report, duplicates=tuple(repeated))
 
 
 def _choose(benchmark: Benchmark, root: Path, split: str, wanted: str | None) -> tuple[Source, list[Path]]:
@@ -151,14 +152,17 @@ def video_of(record: Record, source: Source, media: MediaFinder) -> MediaRef:
     return MediaRef(media.place(whole or ["(no video is named)"]), start, end)
 
 
-def _unique(drafts: Iterable[Draft]) -> list[Draft]:
-    """Later items of a uid get `#2`, `#3`, so that no answer overwrites another's."""
+def _unique(drafts: Iterable[Draft]) -> tuple[list[Draft], list[str]]:
+    """(drafts, repeated uids): later items of a uid get `#2`, `#3`, so that no answer overwrites another's."""
     seen: Counter[str] = Counter()
-    out = []
+    out, repeated = [], []
     for draft in drafts:
         seen[draft.uid] += 1
-        out.append(replace(draft, uid=f"{draft.uid}#{seen[draft.uid]}") if seen[draft.uid] > 1 else draft)
-    return out
+        if seen[draft.uid] > 1:
+            draft = replace(draft, uid=f"{draft.uid}#{seen[draft.uid]}")
+            repeated.append(draft.uid)
+        out.append(draft)
+    return out, repeated
 
 
 def template_of(benchmark: Benchmark, style: str, draft: Draft) -> str:
@@ -241,7 +245,6 @@ def _report(
         files=tuple(str(path) for path in paths),
         expected_n=expected,
         n=len(drafts),
-        duplicates=tuple(d.uid for d in drafts if "#" in d.uid.rpartition(":")[2]),
         gold_missing=tuple(d.uid for d in drafts if not d.gold_ok),
         missing_media=tuple(sorted(media.missing & needed)),
         is_partial=len(drafts) < num_all or (expected is not None and len(drafts) < expected),

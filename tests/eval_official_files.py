@@ -1,0 +1,422 @@
+"""Small annotation files of every benchmark in the form in which it is published; questions are made up.
+
+`write(root, name)` writes what a download leaves behind below `root/<name>` (annotations only).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.eval_helpers import write_json, write_jsonl, write_parquet
+
+FOUR = ["A. a red cup", "B. a blue bowl", "C. a green box", "D. a yellow jar"]
+
+
+def write(root: Path, name: str) -> Path:
+    """Write the official files of one benchmark; returns the data root."""
+    WRITERS[name](root / name)
+    return root
+
+
+def videomme(folder: Path) -> None:
+    rows = [
+        {
+            "video_id": "001",
+            "duration": "short",
+            "domain": "Knowledge",
+            "sub_category": "Humanity & History",
+            "url": "https://example.org/v",
+            "videoID": "vid_a",
+            "question_id": f"001-{i + 1}",
+            "task_type": "Object Recognition",
+            "question": "What does the person pick up?",
+            "options": FOUR,
+            "answer": "ABC"[i],
+        }
+        for i in range(3)
+    ]
+    write_parquet(folder / "videomme" / "test-00000-of-00001.parquet", rows)
+
+
+def videomme_v2(folder: Path) -> None:
+    options = "\n".join(f"{letter}. thing {i}" for i, letter in enumerate("ABCDEFGH"))
+    rows = [
+        {
+            "video_id": "001",
+            "question_id": f"001-{i + 1}",
+            "question": "Which thing comes next?",
+            "options": options,
+            "answer": "ABCH"[i],
+            "group_type": "logic",
+            "group_structure": "[1, 2, 3, 4]",
+            "level": "2" if i == 3 else None,
+            "second_head": "Order" if i == 3 else None,
+            "third_head": "Next" if i == 3 else None,
+        }
+        for i in range(4)
+    ]
+    write_parquet(folder / "test.parquet", rows)
+
+
+def mvbench(folder: Path) -> None:
+    from eval.benchmarks import catalogue
+
+    for number, task in enumerate(catalogue.get("mvbench").macro_groups):
+        row = {
+            "video": f"{task}.mp4",
+            "question": "How many times does the light flash?",
+            "candidates": ["3", "4", "5"],
+            "answer": "4",
+        }
+        clip = {"start": 2.5, "end": 9.0} if number == 0 else {}
+        write_json(folder / "json" / f"{task}.json", [{**row, **clip}])
+
+
+def tempcompass(folder: Path) -> None:
+    questions = {
+        "multi-choice": ({"question": "What is the man doing?\nA. running\nB. walking", "answer": "B. walking"},),
+        "yes_no": ({"question": "Is the man walking?", "answer": "yes"},),
+        "caption_matching": (
+            {
+                "question": "Which description fits?\nOption 1: He walks.\nOption 2: He runs.",
+                "answer": "Option 1: He walks.",
+            },
+        ),
+        "captioning": (
+            {
+                "question": "Describe the motion in the video.",
+                "mc_question": "What is the man doing?\nA. running\nB. walking",
+                "mc_answer": "B. walking",
+            },
+        ),
+    }
+    for kind, rows in questions.items():
+        write_json(folder / "questions" / f"{kind}.json", {"1021488277": {"action": list(rows)}})
+
+
+def motionbench(folder: Path) -> None:
+    labelled = {"uid": "m1", "question": "How does it move?\nA. left\nB. right\nC. up", "answer": "C"}
+    hidden = {"uid": "m2", "question": "How does it turn?\nA. left\nB. right", "answer": "NA"}
+    record = {
+        "key": "k",
+        "video_path": "k.mp4",
+        "video_type": "movie",
+        "question_type": "Motion Recognition",
+        "qa": [labelled, hidden],
+    }
+    write_jsonl(folder / "MotionBench" / "video_info.meta.jsonl", [record])
+
+
+def lvbench(folder: Path) -> None:
+    question = "What year is shown?\n(A) 1636\n(B) 1366\n(C) 1363\n(D) 1633"
+    qa = [
+        {
+            "uid": "1",
+            "question": question,
+            "answer": "D",
+            "question_type": ["reasoning", "entity recognition"],
+            "time_reference": "00:15-00:19",
+        },
+    ]
+    write_jsonl(folder / "video_info.meta.jsonl", [{"key": "Cm73", "type": "documentary", "qa": qa}])
+
+
+def longvideobench(folder: Path) -> None:
+    record = {
+        "id": "86Cx_0",
+        "video_id": "86Cx",
+        "video_path": "86Cx.mp4",
+        "question": "What is said while the door opens?",
+        "candidates": ["hello", "goodbye", "nothing"],
+        "correct_choice": 1,
+        "duration": 12.5,
+        "duration_group": 15,
+        "question_category": "T2E",
+        "topic_category": "vlog",
+        "subtitle_path": "86Cx_en.json",
+        "starting_timestamp_for_subtitles": 0,
+    }
+    write_json(folder / "lvb_val.json", [record])
+
+
+def mlvu(folder: Path) -> None:
+    tasks = ("plotQA", "needle", "ego", "count", "order", "anomaly_reco", "topic_reasoning")
+    for number, task in enumerate(tasks, start=1):
+        row = {
+            "video": f"{task}_1.mp4",
+            "duration": 480.0,
+            "question": "What colour is the lamp?",
+            "candidates": ["Red", "Green", "Blue", "White"],
+            "answer": "Blue",
+            "question_type": task,
+            "question_id": "Q0",
+        }
+        write_json(folder / "json" / f"{number}_{task}.json", [row])
+
+
+def mlvu_test(folder: Path) -> None:
+    row = {
+        "video": "test_ego_27.mp4",
+        "question": "What is on the table?",
+        "candidates": ["cup", "fork", "knife", "plate", "spoon", "salt"],
+        "answer": "salt",
+        "question_type": "sportsQA",
+    }
+    write_json(folder / "test_multi_choice_tasks.json", [row])
+
+
+def holmes(folder: Path) -> None:
+    record = {
+        "video ID": "fH6b",
+        "Question ID": 17,
+        "Question Type": "SR",
+        "Question": "Who is the man?",
+        "Options": {"A": "neighbor", "B": "colleague", "C": "brother", "D": "doctor", "E": "stranger", "F": "friend"},
+        "Answer": "F",
+        "Explanation": "They greet each other.",
+    }
+    write_json(folder / "test_Video-Holmes.json", [record])
+
+
+def minerva(folder: Path) -> None:
+    record = {
+        "key": "--C2:5",
+        "video_id": "--C2",
+        "question": "What happens first?",
+        **{f"answer_choice_{i}": f"event {i}" for i in range(5)},
+        "answer": "event 2",
+        "answer_id": 2,
+        "question type": "Temporal Reasoning",
+        "split": "short",
+        "category": "Sports",
+        "reasoning": "At 0:05 ...",
+    }
+    write_json(folder / "minerva.json", [record])
+
+
+def vcrbench(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        ("id", "video_path", "question", "choices", "answer", "dimension", "duration", "multiple-choice"),
+        ("0", "video/a.mp4", "Which room?", "", "Kitchen", "FTR", "30", "0"),
+        ("1", "video/a.mp4", "Which tool?", "{'A': 'saw', 'B': 'axe'}", "B", "VPA", "200", "1"),
+        ("2", "video/a.mp4", "When does it fall?", "", "[10, 20]", "TSG", "400", "0"),
+    ]
+    (folder / "VCR-Bench.tsv").write_text("\n".join("\t".join(row) for row in rows) + "\n", encoding="utf-8")
+
+
+CARD_QUESTION = (
+    "The video shows piles of cards.\n\nTo ensure that `pile0` contains exactly the following cards from top to "
+    "bottom: `7 of Diamonds, 8 of Clubs`, what sequence of actions should be performed?\n\n"
+    "Provide a summary of the final answer after 'Final Answer:'"
+)
+
+
+def videoreasonbench(folder: Path) -> None:
+    operation = {
+        "video": "videos/card/state1_op5_start.mp4",
+        "question": CARD_QUESTION,
+        "answer": None,
+        "dim": "prediction_operation",
+        "num_state": 1,
+        "num_operation": 5,
+        "visible_time": "start",
+        "states": {"pile0": [["9 of Spades"], ["9 of Spades", "8 of Clubs"]]},
+    }
+    judged = {**operation, "question": "How many cards were added?", "answer": "1 card", "dim": "counting_operation"}
+    write_json(folder / "questions" / "card.json", {"state1_count": judged, "state1_operation": operation})
+    for world in ("chip", "cup", "file_sys", "grid", "hrd"):
+        write_json(
+            folder / "questions" / f"{world}.json", {"state3_count": {**judged, "video": f"videos/{world}/a.mp4"}}
+        )
+
+
+def longvideoreason(folder: Path) -> None:
+    record = {
+        "videos": "I_Q3.mp4",
+        "problem": "Why does he leave?\nA. rain\nB. a call\nC. hunger\nD. fear",
+        "answer": "B",
+    }
+    write_jsonl(folder / "test.jsonl", [record])
+
+
+def mmvu(folder: Path) -> None:
+    base = {
+        "id": "validation_0",
+        "video": "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos/Chemistry/0.mp4",
+        "question_type": "multiple-choice",
+        "question": "How many grams precipitate?",
+        "choices": {"A": "10.0", "B": "5.0", "C": "12.0", "D": "15.0", "E": "20.0"},
+        "answer": "A",
+        "metadata": {"subject": "Chemistry", "rationale": "..."},
+    }
+    empty = dict.fromkeys("ABCDE", "")
+    spoken = {**base, "id": "validation_1", "question_type": "open-ended", "choices": empty, "answer": "Dolly zoom"}
+    write_json(folder / "validation.json", [base, {**spoken, "question": "Which shooting technique is shown?"}])
+
+
+def videommmu(folder: Path) -> None:
+    row = {
+        "id": "dev_Biology_3",
+        "question": "<image 1> What kind of sugar is this?",
+        "options": ["aldose", "ketose", "glucose"],
+        "answer": "B",
+        "question_type": "multiple-choice",
+    }
+    plain = {**row, "question": "How many sugars are named?", "question_type": "perception"}
+    image = {"bytes": PNG, "path": "dev_Biology_3.png"}
+    number = {
+        **row,
+        "id": "dev_Math_1",
+        "question": "How long is it? <image 1>",
+        "options": [],
+        "answer": "12.97",
+        "question_type": "open",
+        "image": image,
+    }
+    write_parquet(folder / "Perception" / "test-00000-of-00001.parquet", [plain])
+    write_parquet(folder / "Comprehension" / "test-00000-of-00001.parquet", [plain])
+    write_parquet(folder / "Adaptation" / "test-00000-of-00001.parquet", [{**row, "image": image}, number])
+
+
+def _videomathqa(folder: Path, kind: str, rows: list[tuple[list[str], str]]) -> None:
+    records = [
+        {
+            "question_id": "q-60",
+            "videoID": "v1",
+            "question": "What is the radius?",
+            "options": options,
+            "answer": answer,
+            "category": "Geometry Length",
+            "length": "medium",
+            "steps": "{}",
+        }
+        for options, answer in rows
+    ]
+    write_parquet(folder / kind / "test-00000-of-00001.parquet", records)
+
+
+def videomathqa(folder: Path) -> None:
+    _videomathqa(folder, "mcq", [([f"{letter}. {i}/13" for i, letter in enumerate("ABCDE")], "C")])
+
+
+def videomathqa_mbin(folder: Path) -> None:
+    _videomathqa(folder, "multi_binary", [(["A. 3/13", "B. 1/9"], "B"), (["A. 2/13", "B. 1/9"], "B")])
+
+
+def vsibench(folder: Path) -> None:
+    base = {"dataset": "arkitscenes", "scene_name": "41069025"}
+    rows = [
+        {
+            **base,
+            "id": 0,
+            "question_type": "object_counting",
+            "question": "How many tables are there?",
+            "options": None,
+            "ground_truth": "4",
+        },
+        {
+            **base,
+            "id": 1,
+            "question_type": "route_planning",
+            "question": "Where to turn?",
+            "options": ["A. left", "B. right"],
+            "ground_truth": "A",
+        },
+    ]
+    write_jsonl(folder / "test.jsonl", rows)
+
+
+def charades_sta(folder: Path) -> None:
+    rows = [{"video": "0F7LW.mp4", "caption": "person turn a light on.", "timestamp": [1.5, 6.0]}]
+    write_parquet(folder / "data" / "test-00000-of-00001.parquet", rows)
+
+
+def stvg(folder: Path) -> None:
+    record = {
+        "video_path": "8670554760.mp4",
+        "conversations": [
+            {"from": "human", "value": "<video>\nWho is watching the ball?"},
+            {"from": "gpt", "value": ""},
+        ],
+        "meta": {
+            "split": [0, 90],
+            "width": 640,
+            "height": 360,
+            "spatial_token": {"<bboxes>": {str(frame): [64, 36, 64, 36] for frame in range(30, 61)}},
+            "time_token": {"<s>": 30, "<e>": 60},
+        },
+    }
+    write_json(folder / "stvg.json", [record])
+
+
+def ovobench(folder: Path) -> None:
+    base = {"video": "src.mp4", "realtime": 12.0}
+    rows = [
+        {**base, "id": 0, "task": "EPM", "question": "Who spoke?", "options": ["he", "she"], "gt": 1},
+        {
+            **base,
+            "id": 1,
+            "task": "REC",
+            "activity": "jump",
+            "test_info": [{"realtime": 3.0, "count": 1}, {"realtime": 9.0, "count": 2}],
+        },
+        {**base, "id": 2, "task": "SSR", "test_info": [{"realtime": 4.0, "type": 1, "step": "cut the paper"}]},
+        {
+            **base,
+            "id": 3,
+            "task": "CRR",
+            "question": "What does she do?",
+            "answer": "sit",
+            "test_info": [{"realtime": 5.0, "type": 0}],
+        },
+    ]
+    write_json(folder / "data" / "ovo_bench_new.json", rows)
+
+
+def odvbench(folder: Path) -> None:
+    names = (
+        "targeting_single_static_objects_v4",
+        "targeting_multi_object_interaction_scenarios_or_events_v4",
+        "targeting_single_dynamic_objects_v4",
+    )
+    for name in names:
+        row = {
+            "video": "d/1.mp4",
+            "question": "Is the light red?",
+            "candidates": ["yes", "no"],
+            "answer": "no",
+            "start": 0,
+            "end": 7.5,
+            "fps": 10,
+            "task": "static",
+            "subtask": "sign",
+            "subsubtask": "light",
+        }
+        write_json(folder / "anno" / "eval" / "ODVBench" / f"{name}.json", [row])
+
+
+def livesports3k_qa(folder: Path) -> None:
+    record = {
+        "video": "I0rO",
+        "question_id": "I0rO_e10_q1",
+        "q_type": "When",
+        "OCR": 0,
+        "question": "When does he shoot?",
+        "options": ["A: at once", "B: later", "C: never", "D: twice"],
+        "answer": "A",
+        "begin": 300.745,
+        "end": 350.676,
+    }
+    write_json(folder / "LiveSports-3K-QA.json", [record])
+
+
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63606060000000040001f61738"
+    "550000000049454e44ae426082"
+)
+WRITERS = {
+    name: value
+    for name, value in dict(globals()).items()
+    if callable(value) and getattr(value, "__module__", "") == __name__ and name not in ("write", "_videomathqa")
+}
