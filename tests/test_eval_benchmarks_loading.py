@@ -1,0 +1,394 @@
+"""Loading: official and normalised files, checks of what is on disk, clips, subtitles, status."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from datamodules.types import MediaRef
+from datamodules.video.probe import probe
+from datamodules.video.spec import VideoSpec
+from eval.benchmarks import catalogue
+from eval.benchmarks.readers import read_records
+from eval.benchmarks.subtitles import Line, covering, interleave, read_subtitles
+from eval.frame_policy import frame_options
+from tests import eval_official_files
+from tests.data_media import numbered_frames, write_video
+from tests.eval_helpers import write_json, write_jsonl, write_parquet
+
+# name: (questions in the reference's file, official number or None)
+REFERENCE = {
+    "videomme": (2700, 2700),
+    "mvbench": (3586, 4000),
+    "motionbench": (4018, 4018),
+    "lvbench": (1492, 1549),
+    "longvideobench": (1337, 1337),
+    "mlvu": (2174, 2174),
+    "mlvu_test": (502, 502),
+    "holmes": (1837, 1837),
+    "minerva": (1431, None),
+    "vcrbench": (1034, 1034),
+    "videoreasonbench": (1440, 1440),
+    "longvideoreason": (851, None),
+    "mmvu": (1000, 1000),
+    "videommmu": (900, 900),
+    "videomathqa": (420, 420),
+    "videomathqa_mbin": (1680, 1680),
+    "vsibench": (5130, 5130),
+    "charades_sta": (3720, 3720),
+    "stvg": (2000, 2000),
+    "ovobench": (3035, 3035),
+    "livesports3k_qa": (1174, 1174),
+}
+
+
+# Sizes of the official subgroups: name -> (field, counts)
+GROUPS = {
+    "ovobench": (
+        "task",
+        {
+            **{"EPM": 297, "ASI": 148, "HLD": 186, "STU": 178, "OJR": 184, "ATR": 116, "ACR": 109, "OCR": 149},
+            **{"FPD": 101, "REC": 698, "SSR": 629, "CRR": 240},
+        },
+    ),
+    "videommmu": ("track", {"Perception": 300, "Comprehension": 300, "Adaptation": 300}),
+    "livesports3k_qa": ("q_type_livesports", {"What": 465, "Who": 374, "When": 335}),
+    "videomme": ("duration", {"short": 900, "medium": 900, "long": 900}),
+}
+
+
+def annotations(shared_data: Path) -> Path:
+    return shared_data / "eval" / "annotations"
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_reference_files_are_complete_or_say_what_lacks(shared_data: Path, name: str) -> None:
+    found, official = REFERENCE[name]
+    items, report = catalogue.get(name).load(annotations(shared_data))
+    assert (report.n, len(items), report.expected_n, report.source) == (found, found, official, "reference")
+    assert report.is_partial == (official is not None and found < official)
+    assert len({item.uid for item in items}) == found
+    assert all(item.uid == item.sample.uid and item.uid.startswith(f"{name}:") for item in items)
+    assert len(report.gold_missing) == (240 if name == "videoreasonbench" else 0)
+    assert len(report.duplicates) == (5 if name == "livesports3k_qa" else 0)
+    for item in items:
+        letters = [option[0] for option in item.sample.options]
+        assert not letters or item.sample.answer in letters
+    field, counts = GROUPS.get(name, ("", {}))
+    assert Counter(item.meta[field] for item in items if field) == counts
+    stored = {key for item in items[:50] for key in item.meta}
+    assert {"problem", "solution", "path"} <= stored
+
+
+# name: (uids, golds) of the small official files
+OFFICIAL = {
+    "videomme": (["001-1", "001-2", "001-3"], ["A", "B", "C"]),
+    "videomme_v2": (["001-1", "001-2", "001-3", "001-4"], ["A", "B", "C", "H"]),
+    "tempcompass": (
+        [
+            "multi-choice-1021488277-0",
+            "yes_no-1021488277-0",
+            "caption_matching-1021488277-0",
+            "captioning-1021488277-0",
+        ],
+        ["B. walking", "yes", "Option 1: He walks.", "B. walking"],
+    ),
+    "motionbench": (["m1"], ["C"]),
+    "lvbench": (["1"], ["D"]),
+    "longvideobench": (["86Cx_0"], ["B"]),
+    "mlvu_test": (["0"], ["F"]),
+    "holmes": (["17"], ["F"]),
+    "minerva": (["--C2:5"], ["C"]),
+    "vcrbench": (["0", "1", "2"], ["Kitchen", "B", "[10, 20]"]),
+    "longvideoreason": (["0"], ["B"]),
+    "mmvu": (["validation_0", "validation_1"], ["A", "Dolly zoom"]),
+    "videommmu": (
+        [
+            "Perception-dev_Biology_3",
+            "Comprehension-dev_Biology_3",
+            "Adaptation-dev_Biology_3",
+            "Adaptation-dev_Math_1",
+        ],
+        ["B", "B", "B", "12.97"],
+    ),
+    "videomathqa": (["q-60"], ["C"]),
+    "videomathqa_mbin": (["q-60-0", "q-60-1"], ["B", "B"]),
+    "vsibench": (["0", "1"], ["4", "A"]),
+    "charades_sta": (["0"], ["[1.5, 6.0]"]),
+    "ovobench": (["0", "1_0", "1_1", "2_0", "3_0"], ["B", "1", "2", "Yes", "No"]),
+    "livesports3k_qa": (["I0rO_e10_q1"], ["A"]),
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_files(tmp_path: Path, name: str) -> None:
+    uids, golds = OFFICIAL[name]
+    items, report = catalogue.get(name).load(eval_official_files.write(tmp_path, name))
+    assert [item.uid for item in items] == [f"{name}:{uid}" for uid in uids]
+    assert [item.sample.answer for item in items] == golds
+    assert (report.source, report.gold_missing, report.duplicates) == ("official", (), ())
+    assert report.is_partial == (report.expected_n is not None)
+    assert report.missing_media
+    assert all(Path(path).is_absolute() for path in report.missing_media)
+
+
+def test_every_official_field_is_kept(tmp_path: Path) -> None:
+    items, _ = catalogue.get("lvbench").load(eval_official_files.write(tmp_path, "lvbench"))
+    meta = items[0].meta
+    assert meta["time_reference"] == "00:15-00:19"
+    assert meta["question_type"] == ["reasoning", "entity recognition"]
+    assert (meta["type"], meta["key"]) == ("documentary", "Cm73")
+    items, _ = catalogue.get("mlvu").load(eval_official_files.write(tmp_path, "mlvu"))
+    assert [item.meta["_task"] for item in items] == list(catalogue.get("mlvu").macro_groups)
+    assert {item.meta["duration"] for item in items} == {480.0}
+
+
+def test_clips_have_exact_ends(tmp_path: Path) -> None:
+    def first(name: str) -> MediaRef:
+        return catalogue.get(name).load(eval_official_files.write(tmp_path, name))[0][0].sample.videos[0]
+
+    assert (first("mvbench").start, first("mvbench").end) == (2.5, 9.0)
+    assert (first("odvbench").start, first("odvbench").end) == (0.0, 7.5)
+    assert (first("livesports3k_qa").start, first("livesports3k_qa").end) == (300.745, 350.676)
+    assert (first("ovobench").start, first("ovobench").end) == (None, 12.0)
+
+
+def test_ready_cut_clips_are_used_whole_where_only_they_are_there(tmp_path: Path) -> None:
+    record = {
+        "problem": "When?",
+        "options": ["A: now", "B: later"],
+        "solution": "<answer>A</answer>",
+        "path": "I0rO_1_300.745_350.676.mp4",
+        "problem_id": "x",
+    }
+    write_json(tmp_path / "livesports3k_qa.json", [record])
+    benchmark = catalogue.get("livesports3k_qa")
+    video = benchmark.load(tmp_path)[0][0].sample.videos[0]
+    assert (Path(video.path).name, video.start, video.end) == ("I0rO_1.mp4", 300.745, 350.676)
+    (tmp_path / record["path"]).write_bytes(b"clip")
+    video = benchmark.load(tmp_path)[0][0].sample.videos[0]
+    assert (Path(video.path).name, video.start, video.end) == (record["path"], None, None)
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "I0rO_1.mp4").write_bytes(b"whole")
+    video = benchmark.load(tmp_path)[0][0].sample.videos[0]
+    assert (Path(video.path).parent.name, video.start) == ("videos", 300.745)
+
+
+def test_bad_records_are_reported(tmp_path: Path) -> None:
+    good = {"key": "k", "type": "t", "qa": []}
+    question = "Which?\n(A) one\n(B) two"
+    rows = [
+        {"uid": "1", "question": question, "answer": "A", "question_type": []},
+        {"uid": "1", "question": question, "answer": "B", "question_type": []},
+        {"uid": "2", "question": question, "answer": "E", "question_type": []},
+    ]
+    write_jsonl(tmp_path / "lvbench" / "video_info.meta.jsonl", [{**good, "qa": rows}])
+    items, report = catalogue.get("lvbench").load(tmp_path)
+    assert [item.uid for item in items] == ["lvbench:1", "lvbench:1#2", "lvbench:2"]
+    assert report.duplicates == ("lvbench:1#2",)
+    assert report.gold_missing == ("lvbench:2",)
+    assert report.missing_media == (str(tmp_path / "lvbench" / "videos" / "k.mp4"),)
+    assert report.is_partial
+    assert any("3 questions in the files, 1549 were expected" in note for note in report.notes)
+
+
+def test_limit_and_available_only_make_a_run_partial(shared_data: Path, tmp_path: Path) -> None:
+    benchmark = catalogue.get("charades_sta")
+    items, report = benchmark.load(annotations(shared_data), limit=7)
+    assert (len(items), report.n, report.is_partial) == (7, 7, True)
+    for name in ("charades_sta", "stvg"):
+        (tmp_path / name).symlink_to(shared_data / "videos")
+        (tmp_path / f"{name}.json.gz").symlink_to(annotations(shared_data) / f"{name}.json.gz")
+    items, report = benchmark.load(tmp_path, available_only=True)
+    assert report.is_partial
+    assert report.missing_media == ()
+    assert {Path(item.sample.videos[0].path).name for item in items} == {"0F7LW.mp4", "5INX3.mp4"}
+    items, report = catalogue.get("stvg").load(tmp_path, available_only=True)
+    names = {Path(item.sample.videos[0].path).name for item in items}
+    assert names == {"stvg_8670554760.mp4", "svg_3843663025.mp4"}
+    size = probe(items[0].sample.videos[0].path)
+    assert (items[0].sample.extra["width"], items[0].sample.extra["height"]) == (size.width, size.height)
+    assert items[0].sample.extra["answer_coordinates"] == "relative1000"
+
+
+def test_frames_and_boxes_of_the_official_grounding_file_become_seconds(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "stvg")
+    (tmp_path / "stvg" / "videos").mkdir()
+    write_video(tmp_path / "stvg" / "videos" / "8670554760.mp4", numbered_frames(95), fps=30)
+    items, report = catalogue.get("stvg").load(tmp_path)
+    assert report.gold_missing == ()
+    assert json.loads(items[0].sample.answer) == {
+        "time": [1.0, 2.0],
+        "boxes": {"1": [64, 36, 128, 72], "2": [64, 36, 128, 72]},
+    }
+    assert (items[0].sample.videos[0].start, items[0].sample.videos[0].end) == (0.0, 3.0)
+    assert "<video>" not in items[0].sample.extra["question"]
+
+
+def test_missing_files_and_wrong_names_say_what_to_do(tmp_path: Path) -> None:
+    benchmark = catalogue.get("videomme")
+    with pytest.raises(ValueError, match=r"test-00000-of-00001.parquet.*prepare_benchmarks.py videomme"):
+        benchmark.load(tmp_path)
+    with pytest.raises(ValueError, match=r"no split 'train'; it has test"):
+        benchmark.load(tmp_path, split="train")
+    with pytest.raises(ValueError, match=r"no benchmark is called 'video_mme': did you mean .*videomme"):
+        catalogue.get("video_mme")
+
+
+def test_status_tells_what_is_there(tmp_path: Path) -> None:
+    benchmark = catalogue.get("mvbench")
+    (status,) = benchmark.status(tmp_path)
+    assert (status.ready, status.source, len(status.missing)) == (False, None, 20)
+    assert status.missing[0] == "mvbench/json/action_sequence.json"
+    eval_official_files.write(tmp_path, "mvbench")
+    (tmp_path / "mvbench" / "json" / "state_change.json").unlink()
+    (status,) = benchmark.status(tmp_path)
+    assert (status.ready, status.missing) == (False, ("mvbench/json/state_change.json",))
+    eval_official_files.write(tmp_path, "mvbench")
+    (status,) = benchmark.status(tmp_path)
+    assert (status.ready, status.source, status.expected_n, len(status.found)) == (True, "official", 4000, 20)
+
+
+def test_the_list_holds_22_benchmarks_and_their_variants() -> None:
+    assert len(catalogue.names(variants=False)) == 22
+    assert catalogue.select("all") == catalogue.names(variants=False)
+    assert catalogue.select(["videomme_sub"]) == ["videomme_sub"]
+    from rewards.official import official_benchmarks
+
+    for name in catalogue.names():
+        benchmark = catalogue.get(name)
+        assert benchmark.name == name
+        assert benchmark.scorer in official_benchmarks()
+        assert benchmark.split in benchmark.expected
+        assert all(benchmark.split in source.files for source in benchmark.sources)
+        VideoSpec(**frame_options("official", benchmark.frames))
+
+
+def test_readers_read_every_format(tmp_path: Path) -> None:
+    rows = [{"a": "1", "b": "x\ty"}, {"a": "2", "b": "z"}]
+    (tmp_path / "r.csv").write_text('a,b\n1,"x\ty"\n2,z\n', encoding="utf-8")
+    (tmp_path / "r.tsv").write_text('a\tb\n1\t"x\ty"\n2\tz\n', encoding="utf-8")
+    paths = [
+        write_json(tmp_path / "r.json", rows),
+        write_json(tmp_path / "wrapped.json", {"version": 1, "data": rows}),
+        write_jsonl(tmp_path / "r.jsonl", rows),
+        write_jsonl(tmp_path / "lines.json", rows),
+        write_parquet(tmp_path / "r.parquet", rows),
+        tmp_path / "r.csv",
+        tmp_path / "r.tsv",
+    ]
+    packed = tmp_path / "r.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(rows).encode()))
+    for path in (*paths, packed):
+        assert read_records(path) == rows, path.name
+    keyed = write_json(tmp_path / "keyed.json", {"k1": {"a": 1}, "k2": {"a": 2}})
+    assert read_records(keyed) == [{"_key": "k1", "a": 1}, {"_key": "k2", "a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{", "a.json: no JSON"),
+        ("a.jsonl", '{"a": 1}\n{', r"a.jsonl, line 2: no JSON"),
+        ("a.json", '["x"]', "no list of records"),
+        ("a.parquet", "x", "a.parquet is not a readable Parquet"),
+        ("a.xml", "x", "unknown annotation format '.xml'"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_records(tmp_path / name)
+
+
+def test_frame_policies() -> None:
+    assert frame_options("qwen3vl") == {"fps": 2.0, "min_frames": 4, "max_frames": 2048, "total_pixels": 229_376_000}
+    assert frame_options("qwen3vl", factor=28)["total_pixels"] == 224_000 * 784
+    reference = frame_options("reference")
+    assert (reference["max_frames"], reference["max_pixels"], reference["total_pixels"]) == (256, 262_144, 33_554_432)
+    assert frame_options("official") == frame_options("qwen3vl")
+    assert frame_options("official", {"max_frames": 64}) == {"max_frames": 64}
+    with pytest.raises(ValueError, match="'fast'"):
+        frame_options("fast")
+
+
+SRT = """1
+00:00:00,500 --> 00:00:01,400
+<i>hello</i> there
+
+2
+00:00:03,000 --> 00:00:03,100
+too short
+to be seen
+
+3
+00:00:05,000 --> 00:00:09,000
+good bye
+"""
+
+
+def test_subtitles_are_read_in_every_form(tmp_path: Path) -> None:
+    srt = tmp_path / "a.srt"
+    srt.write_text(SRT, encoding="utf-8")
+    lines = read_subtitles(srt)
+    assert lines[0] == Line(0.5, 1.4, "hello there")
+    assert lines[1] == Line(3.0, 3.1, "too short to be seen")
+    spoken = write_json(tmp_path / "b.json", [{"start": "00:00:02.5", "end": "00:01:00", "line": "hi"}])
+    assert read_subtitles(spoken, offset=1.0) == [Line(1.5, 59.0, "hi")]
+    stamped = write_json(tmp_path / "c.json", [{"timestamp": [1.0, 2.0], "text": "hi"}])
+    assert read_subtitles(stamped) == [Line(1.0, 2.0, "hi")]
+    words = write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "start_time": 0.0, "end_time": 0.2}])
+    assert read_subtitles(words) == [Line(0.0, 0.2, "a")]
+    with pytest.raises(ValueError, match=r"e.json: not a known form"):
+        read_subtitles(write_json(tmp_path / "e.json", [{"x": 1}]))
+
+
+def test_which_lines_and_where() -> None:
+    lines = [Line(0.5, 1.4, "a"), Line(3.0, 3.1, "b"), Line(5.0, 9.0, "c")]
+    assert [x.text for x in covering(lines, [0.0, 1.0, 3.3, 6.0])] == ["a", "c"]
+    assert [x.text for x in covering(lines, [0.0, 1.0, 3.3, 6.0], widen=True)] == ["a", "b", "c"]
+    times = [float(t) for t in range(12)]
+    assert interleave(lines, times, unit=4) == [(0, ["a"]), (4, ["b"]), (8, ["c"])]
+    assert interleave([Line(10.0, 11.0, "end")], times, unit=4) == [(12, ["end"])]
+
+
+def test_listed_subtitles_follow_the_frames(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "videomme")
+    folder = tmp_path / "videomme"
+    (folder / "data").mkdir()
+    write_video(folder / "data" / "vid_a.mp4", numbered_frames(100), fps=10)
+    (folder / "subtitle").mkdir()
+    (folder / "subtitle" / "vid_a.srt").write_text(SRT, encoding="utf-8")
+    items, report = catalogue.get("videomme_sub").load(tmp_path)
+    text = items[0].sample.problem
+    assert text.startswith("<video>\nThis video's subtitles are listed below:\nhello there\n")
+    assert "good bye" in text
+    assert "too short" not in text  # frames are half a second apart; none falls between 3.0 and 3.1 s
+    assert report.missing_media == ()
+    assert not any("subtitle" in note for note in report.notes)
+    assert "subtitles" not in catalogue.get("videomme").load(tmp_path)[0][0].sample.problem
+
+
+def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "longvideobench")
+    folder = tmp_path / "longvideobench"
+    (folder / "videos").mkdir()
+    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
+    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 16.0], "text": "second words"}]
+    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    (item,), _ = catalogue.get("longvideobench").load(tmp_path, frame_policy="reference")
+    assert item.sample.problem.startswith("<video>\nfirst words\n<video>\nsecond words\n<video>\nWhat is said")
+    spec, info = VideoSpec(**frame_options("reference")), probe(folder / "videos" / "86Cx.mp4")
+    whole = spec.plan(info)
+    indices: list[int] = []
+    for video in item.sample.videos:
+        part = VideoSpec(**{**frame_options("reference"), **item.frame_options, "fps": video.fps})
+        plan = part.plan(info, video.start, video.end)
+        assert (plan.height, plan.width) == (whole.height, whole.width)
+        indices += plan.indices
+    assert len(indices) == len(whole.indices) == 48
+    assert max(abs(a - b) for a, b in zip(indices, whole.indices, strict=True)) <= 1
