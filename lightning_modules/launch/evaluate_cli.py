@@ -8,17 +8,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_modules.launch.config import ConfigError, nearest
+from lightning_modules.launch.config import ConfigError, compose, nearest
 from lightning_modules.launch.pipeline import in_stage
 from lightning_modules.launch.processes import INTERRUPTED, die_with_parent
 from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("evaluate")
 
-HELP = """usage: python evaluate.py run=RUN_DIR
+HELP = """usage: python evaluate.py model=PATH benchmark=[NAME,...] data_root=DIR [key=value ...]
+       python evaluate.py list [data_root=DIR]
+       python evaluate.py run=RUN_DIR
 
-  run=RUN_DIR   answer the run's held-out split greedily with its newest checkpoint and print accuracy per task
+  model=PATH        Hugging Face folder or hub name, or the folder of a training run
+  benchmark=NAMES   one, a list, or all; the same command again continues where it was stopped
+  data_root=DIR     one folder per benchmark, as downloaded
+  stage=score       score the answers again, without a model; other keys: conf/evaluate.yaml
+  list              the benchmarks with counts, metric and the state of their data
+  run=RUN_DIR       answer the run's held-out split greedily with its newest checkpoint and print accuracy per task
 """
+
+RENAMED = {"model": "model_path", "benchmark": "benchmarks"}
+"""Short names on the command line -> keys of conf/evaluate.yaml; `model` is a group of the training configuration."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,21 +36,52 @@ def main(arguments: Sequence[str]) -> int:
     if in_stage():
         die_with_parent()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     configure_logging()
-    if not arguments or set(arguments) & {"-h", "--help"}:
+    if not arguments or set(arguments) & {"-h", "--help", "help"}:
         sys.stdout.write(HELP)
         return 0 if arguments else 2
     try:
-        options = dict(argument.partition("=")[::2] for argument in arguments)
-        unknown = sorted(set(options) - {"run"})
-        if unknown:
-            raise ConfigError(f"unknown option '{unknown[0]}'{nearest(unknown[0], ['run'])}")
-        from lightning_modules.launch.held_out import evaluate_run
-
-        evaluate_run(Path(options["run"]))
+        return _run(list(arguments))
     except ConfigError as error:
         log.error("error: %s", error)
         return 2
     except KeyboardInterrupt:
+        log.warning("stopped; the same command again continues")
         return INTERRUPTED
-    return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[0] == "list":
+        from lightning_modules.launch.benchmarks import print_list
+
+        options = _options(arguments[1:], ["data_root"])
+        return print_list(options.get("data_root"))
+    keys = [argument.partition("=")[0] for argument in arguments]
+    if "run" in keys:
+        from lightning_modules.launch.held_out import evaluate_run
+
+        evaluate_run(Path(_options(arguments, ["run"])["run"]))
+        return 0
+    if bare := [argument for argument in arguments if "=" not in argument]:
+        raise ConfigError(f"unknown command '{bare[0]}'{nearest(bare[0], ['list', 'model=', 'benchmark=', 'run='])}")
+    config = compose("evaluate", [_renamed(argument) for argument in arguments])
+    for key, name in (("model", "model_path"), ("benchmark", "benchmarks")):
+        if config[name] is None:
+            raise ConfigError(f"{key} is not set: add {key}=... to the command line")
+    from lightning_modules.launch.benchmarks import evaluate_benchmarks
+
+    return evaluate_benchmarks(config)
+
+
+def _renamed(argument: str) -> str:
+    key, separator, value = argument.partition("=")
+    return f"{RENAMED.get(key, key)}{separator}{value}"
+
+
+def _options(arguments: Sequence[str], known: list[str]) -> dict[str, str]:
+    options = dict(argument.partition("=")[::2] for argument in arguments)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(f"unknown option '{unknown[0]}'{nearest(unknown[0], known)}")
+    return options

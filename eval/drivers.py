@@ -1,0 +1,59 @@
+"""The drivers that `conf/driver/*.yaml` build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from eval.async_driver import AsyncDriver, Replica
+from eval.generate import LockStepDriver
+
+if TYPE_CHECKING:
+    from rollout.types import Engine
+
+
+def make_async(
+    engine: Callable[[], Replica],
+    replicas: int = 1,
+    max_in_flight: int = 64,
+    deadline_s: float = 1800.0,
+    restarts: int = 2,
+) -> AsyncDriver:
+    """Engines of this machine behind one queue; see `AsyncDriver`."""
+    return AsyncDriver([engine] * replicas, max_in_flight, deadline_s, restarts)
+
+
+def make_ray(
+    engine: Callable[[], Replica],
+    replicas: int = 1,
+    max_in_flight: int = 64,
+    deadline_s: float = 1800.0,
+    restarts: int = 2,
+    gpus_per_replica: float = 1,
+    address: str | None = None,
+) -> AsyncDriver:
+    """Engines in Ray actors behind one queue.
+
+    Args:
+        engine: builds the engine inside the actor.
+        replicas: actors.
+        max_in_flight: requests in flight per actor.
+        deadline_s: seconds for one request.
+        restarts: how often a dead actor is replaced.
+        gpus_per_replica: Ray GPUs per actor.
+        address: Ray cluster; None = RAY_ADDRESS, or one on this machine.
+    """
+    from eval.ray_replica import RayReplica, connect
+
+    connect(address)
+
+    def build() -> Replica:
+        return RayReplica(engine, gpus_per_replica)
+
+    return AsyncDriver([build] * replicas, max_in_flight, deadline_s, restarts)
+
+
+def make_lock_step(engine: Callable[[], Engine], batch_size: int = 32) -> LockStepDriver:
+    """The in-process engine of training runs, batch after batch."""
+    built = engine()
+    return LockStepDriver(built.generate, batch_size, close=built.close)

@@ -1,0 +1,210 @@
+"""Evaluate a model on benchmarks: build the parts that conf/evaluate.yaml names and run them one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_modules.launch.config import ConfigError, build, to_plain
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from eval.benchmarks.base import Benchmark
+    from eval.generate import Driver
+    from eval.prepare import PrepareSettings
+    from eval.runner import BenchmarkRun, RunOptions
+
+log = logging.getLogger("evaluate")
+
+
+def evaluate_benchmarks(config: DictConfig) -> int:
+    """Run the configured stages on every benchmark and write the report; returns the exit code.
+
+    Raises:
+        ConfigError: something is wrong before any work starts.
+    """
+    from eval.records import FolderInUse
+    from eval.report.write import write_reports
+    from eval.runner import STAGES
+
+    plain = to_plain(config)
+    if plain["stage"] not in STAGES:
+        raise ConfigError(f"stage={plain['stage']} is unknown; use one of {', '.join(STAGES)}")
+    runs = _runs(config, plain)
+    driver = _Driver(config)
+    router = build(config.reward)
+    results, problems = [], []
+    try:
+        for run in runs:
+            try:
+                result = run.run(driver, router, plain["stage"])
+            except (ValueError, OSError, FolderInUse) as error:
+                log.error("%s: %s", run.benchmark.name, error)
+                problems.append(f"{run.benchmark.name}: {error}")
+                continue
+            if result:
+                results.append(result)
+    finally:
+        driver.close()
+        router.close()
+    if results:
+        folder = Path(plain["output_dir"]) / runs[0].options.model_name
+        text = write_reports(
+            results,
+            folder,
+            baseline=plain["baseline"],
+            num_items=plain["report_items"],
+            tensorboard_step=plain["tensorboard_step"] if plain["tensorboard"] else None,
+        )
+        for line in text.splitlines():
+            log.info("%s", line)
+        log.info("report: %s", folder / "report.html")
+    for problem in problems:
+        log.error("not evaluated: %s", problem)
+    return 1 if problems or any(result["unasked"] for result in results) else 0
+
+
+class _Driver:
+    """Builds the driver when the first benchmark has something to ask, and keeps it for the others."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self._config = config
+        self._driver: Driver | None = None
+
+    def __call__(self) -> Driver:
+        if self._driver is None:
+            self._driver = build(self._config.driver)()
+        return self._driver
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+
+def _runs(config: DictConfig, plain: dict[str, Any]) -> list[BenchmarkRun]:
+    from eval.benchmarks import catalogue
+    from eval.runner import BenchmarkRun
+
+    try:
+        names = catalogue.select(plain["benchmarks"])
+        benchmarks = [catalogue.get(name) for name in names]
+        options, make_settings = _options(config, plain)
+        return [BenchmarkRun(benchmark, options, make_settings(benchmark)) for benchmark in benchmarks]
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Callable[[Benchmark], PrepareSettings]]:
+    from omegaconf import OmegaConf
+
+    from eval.prepare import PrepareSettings
+    from eval.records import model_identity
+    from eval.runner import RunOptions
+    from rollout.callback import resolve_sampling
+    from rollout.model_folder import model_folder
+
+    if plain["stage"] in ("all", "prepare") and not plain["data_root"]:
+        raise ConfigError("data_root is not set: add data_root=DIR, the folder with one folder per benchmark")
+    model = _model(plain["model_path"])
+    OmegaConf.update(config, "model_path", str(model))
+    folder = model_folder(model)
+    greedy = dataclasses.replace(build(config.sampling), n=1)
+    engine = plain["driver"]["engine"]
+    prepare = plain["prepare"]
+    limit = prepare["max_prompt_tokens"] or engine["max_model_len"] - greedy.max_tokens
+    if limit < 1:
+        raise ConfigError(
+            f"driver.engine.max_model_len={engine['max_model_len']} leaves no room for a prompt beside "
+            f"sampling.max_tokens={greedy.max_tokens}"
+        )
+    options = RunOptions(
+        output_dir=plain["output_dir"],
+        data_root=plain["data_root"] or "",
+        model_name=plain["model_name"] or _name(model),
+        model_id=model_identity(folder),
+        sampling=resolve_sampling(greedy, folder),
+        engine_key={key: engine[key] for key in ("dtype", "max_model_len")},
+        processes=prepare["processes"],
+        prepare_deadline_s=prepare["deadline_s"],
+        max_bytes=int(prepare["max_gib"] * (1 << 30)),
+        **{
+            key: plain[key]
+            for key in (
+                "style",
+                "split",
+                "source",
+                "limit",
+                "available_only",
+                "seed",
+                "retry_failed",
+                "score_timeout_s",
+            )
+        },
+    )
+
+    def settings(benchmark: Benchmark) -> PrepareSettings:
+        return PrepareSettings(
+            model_path=str(folder),
+            frame_policy=plain["frame_policy"],
+            benchmark_frames=dict(benchmark.frames),
+            frame_overrides=plain["frames"],
+            image_options=plain["images"],
+            max_prompt_tokens=limit,
+            cache_dir=prepare["cache_dir"],
+            cache_codec=prepare["cache_codec"],
+            decoder=prepare["decoder"],
+            thumbnails=plain["report_items"] > 0,
+        )
+
+    return options, settings
+
+
+def _model(path: str) -> Path:
+    """The model's folder; a training run's newest checkpoint is exported first."""
+    from lightning_modules.launch.runs import export_run
+
+    folder = Path(path)
+    if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
+        return export_run(folder)
+    return folder
+
+
+def _name(model: Path) -> str:
+    """A folder name for a model: its own; of an exported checkpoint also the run's."""
+    if model.parent.name == "export":
+        return f"{model.parent.parent.name}-{model.name}"
+    return model.resolve().name if model.exists() else str(model).replace("/", "--")
+
+
+def print_list(data_root: str | None) -> int:
+    """Print the benchmarks: questions, headline metric, and whether their files are on this disk."""
+    from eval.benchmarks import catalogue
+
+    rows = [("benchmark", "split", "questions", "metric", "data")]
+    for name in catalogue.names():
+        benchmark = catalogue.get(name)
+        states = benchmark.status(data_root) if data_root else []
+        found = {state.split: _state(state) for state in states}
+        expected = benchmark.expected[benchmark.split]
+        data = found.get(benchmark.split, "give data_root=DIR to look")
+        rows.append((name, benchmark.split, str(expected or "unknown"), benchmark.metric, data))
+    for line in _aligned(rows):
+        log.info("%s", line)
+    return 0
+
+
+def _state(status: Any) -> str:
+    if status.ready:
+        return f"there ({status.source})"
+    return "missing: " + ", ".join(status.missing[:2]) + (" ..." if len(status.missing) > 2 else "")
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
