@@ -6,9 +6,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eval.types import EvalRecord
+from rewards.sample import submit_response
 from rollout.seeds import response_seed
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError, SamplingSpec
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STATES = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
-_ROUTER_ARGUMENTS = frozenset({"response", "ground_truth", "problem_type", "options", "mode", "benchmark"})
 
 
 def evaluate_batches(
@@ -53,7 +53,7 @@ def evaluate_batches(
         scores: dict[str, tuple[Response, Future[Score]]] = {}
         reasons: dict[str, str] = {}
         for request, response in generate_tolerantly(requests, generate, reasons):
-            scores[request.request_id] = (response, submit_score(router, request.prompt.sample, response))
+            scores[request.request_id] = (response, submit_response(router, request.prompt.sample, response))
         wait([future for _, future in scores.values()], timeout=timeout)
         for request in requests:
             sample = request.prompt.sample
@@ -90,24 +90,6 @@ def generate_tolerantly(
                 if request.prompt.uid == error.uid:
                     del open_requests[request_id]
                     reasons[request_id] = error.reason
-
-
-def submit_score(router: RewardRouter, sample: Sample, response: Response) -> Future[Score]:
-    """Score a response with everything the record says, exactly as training does."""
-    fields: dict[str, Any] = {str(k): v for k, v in sample.extra.items() if str(k) not in _ROUTER_ARGUMENTS}
-    fields |= {
-        "question": sample.problem,
-        "uid": sample.uid,
-        "num_tokens": len(response.token_ids),
-        "finish_reason": response.finish_reason,
-    }
-    return router.submit(
-        response=response.text,
-        ground_truth=sample.answer,
-        problem_type=sample.problem_type,
-        options=sample.options,
-        **fields,
-    )
 
 
 def summarise(records: Sequence[EvalRecord]) -> dict[str, float]:

@@ -7,15 +7,16 @@ import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning as L
 
 from rewards.base import Score
 from rewards.router import RewardRouter
+from rewards.sample import submit_response
 
 if TYPE_CHECKING:
-    from datamodules.types import Sample, StepBatch
+    from datamodules.types import StepBatch
     from rollout.types import Response, RolloutGroup
 
 log = logging.getLogger(__name__)
@@ -121,27 +122,6 @@ class RewardCallback(L.Callback):
         """End the scoring processes."""
         self._pending.clear()
         self.router.close()
-
-
-_RESERVED = frozenset({"response", "ground_truth", "problem_type", "options", "mode", "benchmark"})
-
-
-def submit_response(router: RewardRouter, sample: Sample, response: Response) -> Future[Score]:
-    """Start scoring one response to `sample`, with everything that is known about both."""
-    fields: dict[str, Any] = {str(k): v for k, v in sample.extra.items() if str(k) not in _RESERVED}
-    fields |= {
-        "question": sample.problem,
-        "uid": sample.uid,
-        "num_tokens": len(response.token_ids),
-        "finish_reason": response.finish_reason,
-    }
-    return router.submit(
-        response=response.text,
-        ground_truth=sample.answer,
-        problem_type=sample.problem_type,
-        options=sample.options,
-        **fields,
-    )
 
 
 def reward_metrics(router: RewardRouter, batch: StepBatch) -> dict[str, float]:

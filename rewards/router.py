@@ -165,11 +165,14 @@ class RewardRouter:
     ) -> Future[Score]:
         """Like `score`, but returns at once with a future where judging is slow; the future does not raise."""
         name = self.type_name(problem_type)
-        gold = ground_truth
+        gold = "" if ground_truth is None else ground_truth  # an empty gold is an error of its type; "None" is a text
         if isinstance(gold, str) and "<answer>" in gold.lower():
             gold = read_answer(gold).text or gold
         response = "" if response is None else str(response)
-        query = Query(response, gold, problem_type, as_options(options), fields, benchmark)
+        try:
+            query = Query(response, gold, problem_type, as_options(options), fields, benchmark)
+        except ValueError as error:  # a bad record costs its own verdict, not the step
+            return _done(Score(0.0, 0.0, 0.0, status="error", reason=str(error)[:1000]))
         if mode == "official":
             return _done(self._official(query))
         if mode != "robust":
@@ -201,12 +204,15 @@ class RewardRouter:
         """Add format and terms to the verdict."""
         try:
             well = format_score(answer, query, task, query.fields.get("style", self.style))
-        except (ValueError, OverflowError, RecursionError):  # a bad record: the verdict says so already
+        except Exception:  # noqa: BLE001 - a bad record or hostile text: the verdict says so already
             well = 0.0
         parts = {"accuracy": verdict.accuracy, "format": well, **verdict.parts}
         total = self.accuracy_weight * verdict.accuracy + self.format_weight * well
         for name, term in self.terms.items():
-            parts[name] = float(term(query))
+            try:
+                parts[name] = float(term(query))
+            except (TypeError, ValueError, OverflowError) as error:
+                return Score(0.0, 0.0, 0.0, status="error", reason=f"term {name!r}: {error}"[:1000])
             total += parts[name]
         return Score(verdict.accuracy, well, total, parts, verdict.status, verdict.reason)
 

@@ -38,8 +38,9 @@ def read_records(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
         gold = _take(fields, _GOLD, f"{name}:{number}")
         if "problem_type" not in fields:
             raise ValueError(f"{name}:{number} has no `problem_type`")
-        fields.pop("mode", None)
-        yield {**fields, "response": str(response), "ground_truth": gold}
+        for name in ("mode", "self"):  # names of the scorer's own arguments
+            fields.pop(name, None)
+        yield {**fields, "response": "" if response is None else str(response), "ground_truth": gold}
 
 
 def _take(fields: dict[str, Any], names: Sequence[str], place: str) -> Any:
@@ -70,7 +71,8 @@ def as_json(record: Mapping[str, Any], score: Score) -> str:
     keys = ("id", "uid", "problem_id", "problem_type", "benchmark")
     head = {key: record[key] for key in keys if key in record}
     body = {"accuracy": score.accuracy, "format": score.format, "total": score.total, "status": score.status}
-    return json.dumps({**head, **body, "reason": score.reason, "parts": dict(score.parts)}, ensure_ascii=False)
+    line = json.dumps({**head, **body, "reason": score.reason, "parts": dict(score.parts)}, ensure_ascii=False)
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")  # a lone surrogate becomes its JSON escape
 
 
 def write_table(stream: TextIO, names: Sequence[str], scores: Sequence[Score]) -> None:
@@ -106,12 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("override", nargs="*", help="settings of the router, e.g. format_weight=0")
     args = parser.parse_intermixed_args(arguments)
+    from hydra.errors import HydraException
+
     try:
         records = list(read_records(args.file.read_text(encoding="utf-8").splitlines(), str(args.file)))
         with router_from(args.config, args.override) as router:
             names = [router.type_name(record["problem_type"]) for record in records]
             scores = score_records(router, records, args.mode)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HydraException) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     lines = "".join(as_json(record, score) + "\n" for record, score in zip(records, scores, strict=True))

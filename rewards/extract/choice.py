@@ -319,7 +319,12 @@ def _by_place(text: str, options: OptionSet) -> str | None:
 
 
 def as_options(options: Sequence[str] | Mapping[str, str] | None) -> tuple[str, ...]:
-    """Options of a record as a tuple of labelled texts; None and empty strings are dropped."""
+    """Options of a record as a tuple of labelled texts; None and empty strings are dropped.
+
+    Raises ValueError for a number in their place.
+    """
+    if isinstance(options, (int, float)):
+        raise ValueError(f"options={options!r}: use a list of options or a mapping from label to text")
     if isinstance(options, Mapping):
         return tuple(f"{label}. {text}" for label, text in options.items())
     return tuple(str(option) for option in options or () if str(option).strip())
