@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -165,7 +166,9 @@ class RewardRouter:
     ) -> Future[Score]:
         """Like `score`, but returns at once with a future where judging is slow; the future does not raise."""
         name = self.type_name(problem_type)
-        gold = "" if ground_truth is None else ground_truth  # an empty gold is an error of its type; "None" is a text
+        gold = ground_truth
+        if gold is None or (isinstance(gold, float) and math.isnan(gold)):
+            gold = ""  # missing: an error of its type, where "None" would be a text that answers could equal
         if isinstance(gold, str) and "<answer>" in gold.lower():
             gold = read_answer(gold).text or gold
         response = "" if response is None else str(response)

@@ -34,5 +34,5 @@ class SpatialGrounding(TaskReward):
         return Verdict(iou, parts={"iou": iou})
 
     def well_formed(self, query: Query, answer: str) -> bool:
-        """One box of four numbers."""
-        return find_box(answer)[0] is not None
+        """One box of four numbers in at most 200 characters."""
+        return len(answer) <= 200 and find_box(answer)[0] is not None

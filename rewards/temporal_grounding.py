@@ -30,6 +30,6 @@ class TemporalGrounding(TaskReward):
         return Verdict(tiou, parts={"tiou": tiou})
 
     def well_formed(self, query: Query, answer: str) -> bool:
-        """An interval with a start at or after 0 and before its end."""
+        """An interval with a start at or after 0 and before its end, in at most 200 characters."""
         interval, _ = find_interval(answer)
-        return interval is not None and 0 <= interval[0] < interval[1]
+        return interval is not None and len(answer) <= 200 and 0 <= interval[0] < interval[1]

@@ -103,7 +103,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     if whole:
         return whole, ""
     words = {word.upper() for word in _WORDS.findall(clean[:400])}
-    if len(words & set(options.labels)) > 1 and words <= {*options.labels, *_CONNECTIVES}:
+    if len(words & set(options.labels)) > 1 and words <= {*options.labels, *_LETTERS, *_CONNECTIVES}:
         return None, f"lists {', '.join(sorted(words & set(options.labels)))}"
     label, reason = _explicit(clean, options, patterns)
     if label or reason:
