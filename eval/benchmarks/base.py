@@ -88,8 +88,8 @@ class Benchmark:
     """Changes when questions, prompts or rules change; part of the run key."""
     variant_of: str = ""
     """Benchmark that this is another setting of; "" = one of its own. `benchmark=all` leaves variants out."""
-    download: str = ""
-    """Hugging Face data set, or another place; for `scripts/prepare_benchmarks.py`."""
+    download: Sequence[str] = ()
+    """Hugging Face data sets and addresses that have the files; for `scripts/prepare_benchmarks.py`."""
     problem_type: str = "multiple choice"
     subgroups: Mapping[str, str] = field(default_factory=dict)
     """Table -> field of the record. A field with a list puts the item into each of its groups."""

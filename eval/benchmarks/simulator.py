@@ -54,7 +54,7 @@ def reaches_target(world: str, question: str, record: Mapping[str, Any], answer:
 
 
 def _target(question: str, words: str) -> str:
-    found = re.search(words + r"[^`]*`([^`]+)`", question)
+    found = re.search(words + r"[^`]*`([^`]+)`", question, re.I)
     if not found:
         raise NoTargetError(f"the question names no target after {words!r}")
     return found.group(1)

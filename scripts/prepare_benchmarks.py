@@ -1,0 +1,110 @@
+"""Fetch a benchmark's files, or say exactly which files to put where.
+
+    python scripts/prepare_benchmarks.py videomme --data-root /data/eval      # annotations and videos
+    python scripts/prepare_benchmarks.py all --data-root /data/eval --annotations-only
+
+What is there already is checked and kept. Without a network, or for data sets that are not on Hugging Face, the files
+that are missing are listed with their places, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zipfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from eval.benchmarks import catalogue
+from eval.benchmarks.base import Benchmark
+
+ANNOTATIONS = ("*.json", "*.jsonl", "*.parquet", "*.csv", "*.tsv", "*.srt", "subtitle*.zip", "*subtitle*.tar*")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare the named benchmarks; 0 = all their annotation files are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", help="names of conf/benchmark, or `all`")
+    parser.add_argument("--data-root", type=Path, default=Path("data/eval"), help="folder of all benchmarks")
+    parser.add_argument("--annotations-only", action="store_true", help="no videos")
+    parser.add_argument("--offline", action="store_true", help="fetch nothing, only say what is missing")
+    options = parser.parse_args(arguments)
+    try:
+        names = catalogue.select("all" if options.names == ["all"] else options.names)
+    except ValueError as error:
+        parser.error(str(error))
+    ready = [prepare(catalogue.get(name), options) for name in names]
+    return 0 if all(ready) else 1
+
+
+def prepare(benchmark: Benchmark, options: argparse.Namespace) -> bool:
+    """Fetch and check one benchmark; whether its default split can be loaded."""
+    folder = options.data_root / (benchmark.variant_of or benchmark.name)
+    if not options.offline and not _is_ready(benchmark, options.data_root):
+        for place in benchmark.download:
+            if "://" not in place:
+                fetch(place, folder, options.annotations_only)
+        unpack(folder)
+    for status in benchmark.status(options.data_root):
+        if status.split == benchmark.split and not status.ready:
+            explain(benchmark, options.data_root)
+            return False
+    items, report = benchmark.load(options.data_root)
+    print(f"{benchmark.name}: {len(items)} questions ({report.source} files), official number {report.expected_n}")
+    for note in report.notes:
+        print(f"  note: {note}")
+    if report.missing_media:
+        print(f"  {len(report.missing_media)} media files are missing, for example:")
+        for path in report.missing_media[:3]:
+            print(f"    {path}")
+    return True
+
+
+def _is_ready(benchmark: Benchmark, root: Path) -> bool:
+    return any(status.ready for status in benchmark.status(root) if status.split == benchmark.split)
+
+
+def fetch(dataset: str, folder: Path, annotations_only: bool) -> None:
+    """Download a Hugging Face data set into `folder`; failures are reported, not raised."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    patterns = list(ANNOTATIONS) if annotations_only else None
+    try:
+        snapshot_download(dataset, repo_type="dataset", local_dir=folder, allow_patterns=patterns)
+        print(f"{dataset}: fetched into {folder}")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        print(f"{dataset}: could not be fetched ({type(error).__name__}: {str(error).splitlines()[0][:200]})")
+
+
+def unpack(folder: Path) -> None:
+    """Unpack the zip files of a download beside themselves, once."""
+    for archive in sorted(folder.rglob("*.zip")) if folder.is_dir() else ():
+        marker = archive.with_suffix(".zip.unpacked")
+        if marker.exists() or not zipfile.is_zipfile(archive):
+            continue
+        with zipfile.ZipFile(archive) as opened:
+            opened.extractall(archive.parent)  # zipfile keeps members inside of the target
+        marker.touch()
+        print(f"unpacked {archive}")
+
+
+def explain(benchmark: Benchmark, root: Path) -> None:
+    """Print where the files come from and where they belong."""
+    folder = root / (benchmark.variant_of or benchmark.name)
+    print(f"{benchmark.name} ({benchmark.title}, split {benchmark.split}): annotation files are missing.")
+    print(f"  get them from: {', '.join(benchmark.download)}")
+    sources = [source for source in benchmark.sources if benchmark.split in source.files]
+    for number, source in enumerate(sources):
+        print(f"  {'put' if number == 0 else 'or'} ({source.name}) below {folder}/:")
+        for entry in source.files[benchmark.split]:
+            print(f"    {entry if isinstance(entry, str) else '  or  '.join(entry)}")
+    media = dict.fromkeys(path for source in sources for path in source.media if source.name.startswith("official"))
+    print(f"  videos belong to one of: {', '.join(f'{folder}/{path}' for path in list(media)[:4])}")
+    if benchmark.subtitle_files and benchmark.subtitles != "none":
+        print(f"  subtitles: {', '.join(f'{folder}/{path}' for path in benchmark.subtitle_files)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
