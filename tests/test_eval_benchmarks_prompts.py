@@ -14,7 +14,7 @@ from datamodules.prompts import place_media
 from eval import prompts
 from eval.benchmarks import catalogue
 from eval.benchmarks.drafts import Draft, gold_letter, inline_options, letter_list, option_texts
-from tests import eval_official_files
+from tests import eval_official_files, eval_official_reasoning
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(eval_official_files.WRITERS)
@@ -80,7 +80,7 @@ def test_images_stand_behind_the_video(tmp_path: Path) -> None:
     for item in adaptation:
         assert item.sample.problem.startswith("<video>\n<image>\nYou should watch and learn the video content.")
         assert "<image 1>" not in item.sample.problem
-        assert Path(item.sample.images[0].path).read_bytes() == eval_official_files.PNG
+        assert Path(item.sample.images[0].path).read_bytes() == eval_official_reasoning.PNG
     alone = catalogue.get("videommmu_question_only").load(tmp_path)[0]
     assert [item.uid.partition(":")[2] for item in alone] == [item.uid.partition(":")[2] for item in adaptation]
     assert all(item.sample.data_type == "image" and not item.sample.videos for item in alone)

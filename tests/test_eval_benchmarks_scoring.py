@@ -14,7 +14,7 @@ from eval.benchmarks.types import BenchmarkItem, ScoredItem
 from rewards.base import Score
 from rewards.judge import Judge, OpenAIBackend
 from rewards.router import RewardRouter
-from tests import eval_official_files
+from tests import eval_official_files, eval_official_reasoning
 from tests.eval_helpers import item
 from tests.test_rewards_judge import ScriptedServer, server  # noqa: F401 - a fixture
 
@@ -269,7 +269,7 @@ def test_published_moves_lead_from_state_to_state() -> None:
 
 def test_broken_records_are_not_blamed_on_the_answer() -> None:
     with pytest.raises(NoTargetError, match="states"):
-        reaches_target("card", eval_official_files.CARD_QUESTION, {}, "add 2 of Clubs to pile0")
+        reaches_target("card", eval_official_reasoning.CARD_QUESTION, {}, "add 2 of Clubs to pile0")
     with pytest.raises(NoTargetError, match="following chips"):
         reaches_target("chip", "what?", {"states": {"cup0": [[5]]}}, "add 5 to cup0")
     with pytest.raises(ValueError, match="world 'chess'"):

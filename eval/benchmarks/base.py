@@ -124,6 +124,7 @@ class Benchmark:
         limit: int | None = None,
         source: str | None = None,
         available_only: bool = False,
+        factor: int = 32,
     ) -> tuple[list[BenchmarkItem], LoadReport]:
         """Items of a split in the files' order, and what was found on disk.
 
@@ -135,13 +136,13 @@ class Benchmark:
             limit: only the first `limit` items; the report is then partial.
             source: official or reference; None = the first whose files are there.
             available_only: leave out items whose media are missing; the report is then partial.
+            factor: pixels per side of the model's visual tokens; matters for interleaved subtitles only.
 
         Raises:
             ValueError: the split or style is unknown, or no source's files are complete (the message lists them).
         """
-        return loading.load(
-            self, Path(data_root), style, frame_policy, split or self.split, limit, source, available_only
-        )
+        how = loading.Wording(style, frame_policy, factor)
+        return loading.load(self, Path(data_root), how, split or self.split, limit, source, available_only)
 
     def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
         """The questions of a split; one per record unless a benchmark says otherwise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,16 @@ from eval.benchmarks.types import BenchmarkItem, FileStatus, LoadReport
 
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What decides how a question is put to the model."""
+
+    style: str = "official"
+    frame_policy: str = "official"
+    factor: int = 32
+    """Pixels per side of a visual token."""
 
 
 class MediaFinder:
@@ -62,8 +72,7 @@ def folders(benchmark: Benchmark, root: Path) -> tuple[Path, ...]:
 def load(
     benchmark: Benchmark,
     root: Path,
-    style: str,
-    frame_policy: str,
+    how: Wording,
     split: str,
     limit: int | None,
     source_name: str | None,
@@ -77,8 +86,8 @@ def load(
     if available_only:
         drafts = [d for d in drafts if not any(m.path in media.missing for m in (*d.videos, *d.images))]
     drafts = drafts if limit is None else drafts[:limit]
-    items = [build_item(benchmark, draft, style, frame_policy, media) for draft in drafts]
-    report = _report(benchmark, split, source, paths, drafts, num_all, media, style)
+    items = [build_item(benchmark, draft, how, media) for draft in drafts]
+    report = _report(benchmark, split, source, paths, drafts, num_all, media, how.style)
     return items, replace(report, duplicates=tuple(repeated))
 
 
@@ -175,14 +184,14 @@ def template_of(benchmark: Benchmark, style: str, draft: Draft) -> str:
     return prompts.shared_template("qwen3vl" if style == "official" else style)
 
 
-def build_item(benchmark: Benchmark, draft: Draft, style: str, frame_policy: str, media: MediaFinder) -> BenchmarkItem:
+def build_item(benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFinder) -> BenchmarkItem:
     """Word one question and pack it up."""
     videos, tags, subtitles, options = draft.videos, None, "", {}
     if benchmark.subtitles != "none":
         from eval.benchmarks.subtitles import place_subtitles
 
-        videos, tags, subtitles, options = place_subtitles(benchmark, draft, frame_policy, media)
-    text = prompts.render(benchmark.template(style, draft), draft, media=tags, subtitles=subtitles)
+        videos, tags, subtitles, options = place_subtitles(benchmark, draft, how, media)
+    text = prompts.render(benchmark.template(how.style, draft), draft, media=tags, subtitles=subtitles)
     kinds = {"video": bool(videos), "image": bool(draft.images)}
     data_type = "mixed" if all(kinds.values()) else next((k for k, used in kinds.items() if used), "text")
     sample = Sample(
@@ -197,7 +206,7 @@ def build_item(benchmark: Benchmark, draft: Draft, style: str, frame_policy: str
         data_source=benchmark.name,
         extra={"question": draft.question, **draft.extra},
     )
-    official = style == "official"
+    official = how.style == "official"
     return BenchmarkItem(
         uid=draft.uid,
         sample=sample,

@@ -24,7 +24,7 @@ from eval.frame_policy import frame_options
 if TYPE_CHECKING:
     from datamodules.video.spec import VideoInfo, VideoPlan, VideoSpec
     from eval.benchmarks.base import Benchmark
-    from eval.benchmarks.loading import MediaFinder
+    from eval.benchmarks.loading import MediaFinder, Wording
 
 MODES = ("none", "listed", "full", "interleaved")
 _SRT_TIMES = re.compile(r"(\d+:\d+:\d+[.,]\d+)\s*-->\s*(\d+:\d+:\d+[.,]\d+)")
@@ -127,7 +127,7 @@ def interleave(lines: Sequence[Line], times: Sequence[float], unit: int) -> list
 
 
 def place_subtitles(
-    benchmark: Benchmark, draft: Draft, frame_policy: str, media: MediaFinder
+    benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFinder
 ) -> tuple[tuple[MediaRef, ...], str | None, str, dict[str, Any]]:
     """(videos, media text or None, listed subtitles, VideoSpec fields of the item) for one question."""
     if benchmark.subtitles not in MODES:
@@ -137,7 +137,7 @@ def place_subtitles(
         media.num_without_subtitles += 1
         return draft.videos, None, "", {}
     lines = read_subtitles(path, float(lookup(draft.meta, "starting_timestamp_for_subtitles") or 0.0))
-    plan = None if benchmark.subtitles == "full" else _plan(benchmark, draft, frame_policy)
+    plan = None if benchmark.subtitles == "full" else _plan(benchmark, draft, how)
     if benchmark.subtitles == "full":
         return draft.videos, None, " ".join(line.text for line in lines), {}
     if plan is None:  # without the video nothing is known about frames; the item fails on the video anyway
@@ -151,13 +151,14 @@ def place_subtitles(
     return videos, text, "", {"max_pixels": int(_pixel_cap(spec, len(frames.indices)))}
 
 
-def _plan(benchmark: Benchmark, draft: Draft, frame_policy: str) -> tuple[VideoSpec, VideoInfo, VideoPlan] | None:
+def _plan(benchmark: Benchmark, draft: Draft, how: Wording) -> tuple[VideoSpec, VideoInfo, VideoPlan] | None:
     from datamodules.errors import MediaError
     from datamodules.video.probe import probe
     from datamodules.video.spec import VideoSpec
 
     video = draft.videos[0]
-    spec = VideoSpec(**frame_options(frame_policy, benchmark.frames))
+    options = frame_options(how.frame_policy, benchmark.frames, how.factor)
+    spec = VideoSpec(**options, patch_size=how.factor // 2, merge_size=2)
     try:
         info = probe(video.path)
         return spec, info, spec.plan(info, video.start, video.end, video.path)
