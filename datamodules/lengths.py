@@ -55,7 +55,7 @@ def prompt_length(sample: Sample, preparer: SamplePreparer) -> int:
     videos = []
     for ref in sample.videos:
         plan = preparer.cache.plan(ref, preparer.spec_for(ref))
-        videos.append(video_run(plan.grid, plan.timestamps, rules))
+        videos.append(video_run(plan.grid, plan.indices, plan.fps, rules))
     text = preparer.prompt_text(sample)
     runs = [image_run(grid, rules) for grid in images]
     return len(expand(text, runs, videos, rules, preparer.processor.tokenizer))

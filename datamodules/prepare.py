@@ -85,7 +85,7 @@ class SamplePreparer:
         prompt_ids = tuple(self.processor.tokenizer(text)["input_ids"])
         image_texts = [image_run(image.grid, self.rules) for image in images]
         video_texts = [
-            video_run(video.grid, patch_times(video, self.rules.temporal_patch), self.rules) for video in videos
+            video_run(video.grid, video.metadata.frames_indices, video.metadata.fps, self.rules) for video in videos
         ]
         expanded = expand(text, image_texts, video_texts, self.rules, self.processor.tokenizer)
         if self.max_prompt_tokens is not None and len(expanded) > self.max_prompt_tokens:
@@ -120,27 +120,36 @@ def image_run(grid: tuple[int, int, int], rules: MediaRules) -> Run:
     return ((rules.image_token, grid[0] * grid[1] * grid[2] // rules.merge_size**2),)
 
 
-def video_run(grid: tuple[int, int, int], times: Sequence[float], rules: MediaRules) -> Run:
+def video_run(grid: tuple[int, int, int], indices: Sequence[int], fps: float, rules: MediaRules) -> Run:
     """What a video placeholder becomes.
 
     Example (Qwen3-VL, grid (2, 4, 6)): `<0.2 seconds>` start 6 x pad end `<1.3 seconds>` start 6 x pad end.
+
+    Args:
+        grid: temporal, vertical and horizontal patches.
+        indices: source frames, `rules.temporal_patch` for each temporal patch.
+        fps: the source's frames per second.
+        rules: the family's way of writing.
     """
     per_patch = grid[1] * grid[2] // rules.merge_size**2
     if rules.timestamp_style == "none":
         return ((rules.video_token, grid[0] * per_patch),)
-    if len(times) != grid[0]:
-        raise ValueError(f"{len(times)} timestamps for {grid[0]} temporal patches")
+    step = rules.temporal_patch
+    if len(indices) != grid[0] * step:
+        raise ValueError(f"{len(indices)} frames for {grid[0]} temporal patches of {step}")
     run: list[tuple[str, int]] = []
-    for time in times:
-        run += [(f"<{time:.1f} seconds>{rules.vision_start_token}", 1), (rules.video_token, per_patch)]
-        run.append((rules.vision_end_token, 1))
+    for i in range(0, len(indices), step):
+        first, last = indices[i] / fps, indices[i + step - 1] / fps
+        if rules.timestamp_style == "seconds":
+            run += [
+                (f"<{(first + last) / 2:.1f} seconds>{rules.vision_start_token}", 1),
+                (rules.video_token, per_patch),
+            ]
+            run.append((rules.vision_end_token, 1))
+        else:
+            run += [(rules.vision_start_token, 1), (rules.image_token, per_patch)]
+            run.append((f"{rules.vision_end_token}{int(first)}", 1))
     return tuple(run)
-
-
-def patch_times(video: PreparedVideo, temporal_patch: int) -> tuple[float, ...]:
-    """Seconds of each temporal patch of a prepared video."""
-    seconds = [index / video.metadata.fps for index in video.metadata.frames_indices]
-    return tuple((seconds[i] + seconds[i + temporal_patch - 1]) / 2 for i in range(0, len(seconds), temporal_patch))
 
 
 def expand(text: str, images: Sequence[Run], videos: Sequence[Run], rules: MediaRules, tokenizer: object) -> tuple:

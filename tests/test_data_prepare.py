@@ -1,4 +1,4 @@
-"""Prompt tokens, grids and patches against the Hugging Face processors of two families."""
+"""Prompt tokens, grids and patches against the Hugging Face processors of every family."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from data_media import numbered_frames, write_video
 from PIL import Image
+from tiny_families import BUILDERS
 
 from datamodules.errors import MediaError
 from datamodules.lengths import histogram, overlong, prompt_length, prompt_lengths
@@ -33,19 +34,20 @@ def media(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def processors(tiny_model_dir):
-    """Processors of Qwen3-VL (times in the prompt, factor 32) and Qwen2.5-VL (one run of tokens, factor 28)."""
-    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+FAMILIES = ["qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v"]
 
-    third = load_processor(tiny_model_dir)
-    second = Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(),
-        video_processor=Qwen2VLVideoProcessor(),
-        tokenizer=third.tokenizer,
-        chat_template=third.chat_template,
-    )
-    return {"qwen3_vl": third, "qwen2_5_vl": second}
+
+@pytest.fixture(scope="module")
+def processors(tiny_model_dir, tmp_path_factory):
+    """Processors of all families: times in the prompt or not, factor 28 or 32, a placeholder for each medium or one."""
+    from transformers import PreTrainedTokenizerFast
+
+    found = {"qwen3_vl": load_processor(tiny_model_dir)}
+    for name, builder in BUILDERS.items():
+        folder = tmp_path_factory.mktemp(name)
+        builder(PreTrainedTokenizerFast.from_pretrained(tiny_model_dir))[1].save_pretrained(folder)
+        found[name] = load_processor(folder)
+    return found
 
 
 SAMPLES = {
@@ -89,6 +91,8 @@ def make_preparer(processor, media, cache_dir=None, **options):
 
 def processor_output(processor, prepared):
     kwargs = {}
+    if hasattr(processor.video_processor, "cap_pixels_per_frame"):
+        kwargs["cap_pixels_per_frame"] = False
     if prepared.images:
         kwargs["images"] = [torch.from_numpy(image.pixels) for image in prepared.images]
     if prepared.videos:
@@ -98,13 +102,12 @@ def processor_output(processor, prepared):
         text=[prepared.prompt_text],
         do_resize=False,
         do_sample_frames=False,
-        cap_pixels_per_frame=False,
         return_tensors="pt",
         **kwargs,
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", list(SAMPLES))
 def test_prompt_equals_the_processor(processors, media, family, kind):
     processor = processors[family]
@@ -151,6 +154,31 @@ def test_golden_prompt_with_times(processors, media):
     run = "<|vision_start|>" + "<|video_pad|>" * 6 + "<|vision_end|>"
     times = "".join(f"<{t} seconds>{run}" for t in ("0.3", "1.4", "2.5", "3.6"))
     assert text.startswith(f"<|im_start|>user\n<|vision_start|>{times}<|vision_end|>When?")
+
+
+def test_golden_prompt_of_glm(processors, media):
+    prepared = make_preparer(processors["glm4v"], media).prepare(SAMPLES["video"])
+    text = processors["glm4v"].tokenizer.decode(prepared.expanded_ids)
+    # First frames 0 11 22 33 at 10 fps: whole seconds 0 1 2 3; 64x96 -> 56x84 -> 2*3 tokens, written as image tokens
+    run = "<|begin_of_image|>" + "<|image|>" * 6 + "<|end_of_image|>"
+    frames = "".join(f"{run}{second}" for second in range(4))
+    assert text.startswith(f"<|im_start|>user\n<|begin_of_video|>{frames}<|end_of_video|>When?")
+
+
+def test_an_unknown_processor_is_refused_by_name():
+    class OtherProcessor:
+        pass
+
+    with pytest.raises(ValueError, match="OtherProcessor writes media into prompts in a way that is not known here"):
+        MediaRules.from_processor(OtherProcessor())
+
+
+@pytest.mark.parametrize(("family", "token"), [("glm4v", "<|end_of_video|>"), ("qwen2_vl", "<|vision_end|>")])
+def test_delimiters_in_user_text_are_refused(processors, media, family, token):
+    preparer = make_preparer(processors[family], media)
+    assert preparer.processor.tokenizer.convert_tokens_to_ids(token) in preparer.rules.placeholder_ids
+    with pytest.raises(ValueError, match="reserved token"):
+        preparer.prepare(replace(SAMPLES["text"], problem=f"What is {token}?"))
 
 
 def test_reserved_tokens_in_user_text_are_refused(processors, media):

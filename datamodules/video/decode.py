@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datamodules.errors import MediaError
-from datamodules.video.probe import VideoScan, scan, video_stream
+from datamodules.video.headers import video_stream
+from datamodules.video.probe import VideoScan, scan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,7 +122,7 @@ def read_pyav(path: str, video: VideoScan, wanted: Sequence[int], conceal_damage
 
     try:
         if not video.seekable:
-            yield from _read_counting(path, wanted, conceal_damage)
+            yield from _read_counting(path, video, wanted, conceal_damage)
             return
         sent = 0
         try:
@@ -140,7 +141,7 @@ class _SeekMissed(Exception):
     """After a seek the decoder started behind the wanted frame."""
 
 
-def _read_counting(path: str, wanted: Sequence[int], conceal: bool) -> Iterator[np.ndarray]:
+def _read_counting(path: str, video: VideoScan, wanted: Sequence[int], conceal: bool) -> Iterator[np.ndarray]:
     import av
 
     remaining = iter(wanted)
@@ -150,7 +151,7 @@ def _read_counting(path: str, wanted: Sequence[int], conceal: bool) -> Iterator[
         for index, frame in enumerate(container.decode(stream)):
             if index != target:
                 continue
-            yield _to_rgb(frame, path, index)
+            yield _to_rgb(frame, path, index, video.info.rotation)
             target = next(remaining, None)
             if target is None:
                 return
@@ -181,7 +182,7 @@ def _read_seeking(
                     if sought:
                         raise _SeekMissed
                     raise MediaError(path, f"frame {index} cannot be decoded (damaged)")
-                yield _to_rgb(frame, path, index)
+                yield _to_rgb(frame, path, index, video.info.rotation)
                 break
             else:
                 if sought:
@@ -198,19 +199,22 @@ def _configured(stream: object, conceal: bool) -> object:
     return stream
 
 
-def _to_rgb(frame: object, path: str, index: int) -> np.ndarray:
+def _to_rgb(frame: object, path: str, index: int, rotation: int) -> np.ndarray:
+    """RGB pixels, turned like the first frame: an orientation in the stream is written once and holds until the end."""
     import numpy as np
 
     if frame.is_corrupt:
         raise MediaError(path, f"frame {index} is damaged")
     image = frame.to_ndarray(format="rgb24")
-    turns = round(frame.rotation / 90) % 4
-    return np.rot90(image, turns) if turns else image
+    return np.rot90(image, rotation // 90) if rotation else image
 
 
 def _chunks(frames: Iterator[np.ndarray]) -> Iterator[list[np.ndarray]]:
     chunk: list[np.ndarray] = []
     for frame in frames:
+        if chunk and frame.shape != chunk[0].shape:
+            yield chunk
+            chunk = []
         chunk.append(frame)
         if len(chunk) == CHUNK:
             yield chunk

@@ -1,7 +1,8 @@
 """Read what a container says about its video: frame count, rate, size, rotation and the times of its frames.
 
-Counts come from a pass over the packets (no decoding), because header counts are missing or wrong in many files; one
-frame is decoded for size and rotation.
+Complete MP4 files say all of it in their headers (`datamodules/video/headers.py`). Elsewhere counts come from a pass
+over the packets, because header counts are missing or wrong in many files, and one frame is decoded for size and
+rotation.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datamodules.errors import MediaError
+from datamodules.video.headers import header_info, video_stream
 from datamodules.video.spec import VideoInfo
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def _file_state(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=262144)
 def _info(path: str, size: int, mtime: int) -> VideoInfo:
-    return _scan(path, size, mtime).info
+    return header_info(path) or _scan(path, size, mtime).info
 
 
 # Few only: the frame times of a long film take megabytes.
@@ -100,14 +102,6 @@ def _scan(path: str, _size: int, _mtime: int) -> VideoScan:
     starts = np.searchsorted(ordered, np.sort(np.asarray(keys if seekable else [], dtype=np.int64)))
     info = VideoInfo(num_frames=len(times), fps=fps, width=shape[0], height=shape[1], rotation=shape[2])
     return VideoScan(info=info, times=ordered, keyframes=starts, seekable=seekable)
-
-
-def video_stream(container: object, path: object) -> object:
-    """The container's main video stream (cover pictures do not count)."""
-    stream = container.streams.best("video")
-    if stream is None:
-        raise MediaError(path, "holds no video stream")
-    return stream
 
 
 def _shape(frame: object) -> tuple[int, int, int]:

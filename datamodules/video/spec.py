@@ -18,7 +18,7 @@ from datamodules.errors import MediaError
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
-TimestampStyle = Literal["seconds", "none"]
+TimestampStyle = Literal["seconds", "frames", "none"]
 
 MAX_ASPECT_RATIO = 200
 VIDEO_MIN_TOKENS = 128
@@ -27,6 +27,15 @@ IMAGE_MIN_TOKENS = 4
 IMAGE_MAX_TOKENS = 16384
 TOTAL_TOKENS = 128_000 * 0.9
 """Visual tokens of one video when the user sets no total: nine tenths of a 128k context."""
+
+PROCESSORS: dict[str, TimestampStyle] = {
+    "Qwen2VLProcessor": "none",
+    "Qwen2_5_VLProcessor": "none",
+    "Qwen3VLProcessor": "seconds",
+    "Glm4vProcessor": "frames",
+}
+"""Known Hugging Face processors and how they write times; Qwen3.5 uses Qwen3-VL's, GLM-4.5V uses GLM-4.1V's."""
+GLM_DELIMITERS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,11 @@ class MediaRules:
     vision_start_token_id: int
     vision_end_token_id: int
     timestamp_style: TimestampStyle
-    """`seconds`: every temporal patch is written as time and its own start/end pair; `none`: one run of tokens."""
+    """`seconds`: every temporal patch is its time (the middle, one decimal) and a start/end pair of its own;
+    `frames`: a start/end pair around image tokens, then the whole seconds of its first frame; `none`: one run."""
+    other_tokens: tuple[str, ...] = ()
+    """Further tokens that only media may bring into a prompt, and their ids."""
+    other_token_ids: tuple[int, ...] = ()
 
     @property
     def factor(self) -> int:
@@ -59,41 +72,49 @@ class MediaRules:
     @property
     def placeholder_ids(self) -> tuple[int, ...]:
         """Ids that only the prompt may contain; banned in sampling."""
-        return (self.image_token_id, self.video_token_id, self.vision_start_token_id, self.vision_end_token_id)
+        ids = (self.image_token_id, self.video_token_id, self.vision_start_token_id, self.vision_end_token_id)
+        return ids + self.other_token_ids
 
     @property
     def placeholder_tokens(self) -> tuple[str, ...]:
         """The strings behind `placeholder_ids`; a user's text must not contain them."""
-        return (self.image_token, self.video_token, self.vision_start_token, self.vision_end_token)
+        return (self.image_token, self.video_token, self.vision_start_token, self.vision_end_token, *self.other_tokens)
 
     @classmethod
     def from_processor(cls, processor: ProcessorMixin) -> MediaRules:
-        """Read the rules from a Hugging Face processor of the Qwen-VL families.
+        """Read the rules from a Hugging Face processor of one of the `PROCESSORS`.
 
         Raises:
-            ValueError: the processor has no video processor, or a placeholder is not a token of its tokenizer.
+            ValueError: another processor, or a placeholder is not a token of its tokenizer.
         """
-        video = getattr(processor, "video_processor", None)
-        if video is None:
-            raise ValueError(f"{type(processor).__name__} has no video processor; use a Qwen-VL family model")
+        style = next((PROCESSORS[c.__name__] for c in type(processor).__mro__ if c.__name__ in PROCESSORS), None)
+        if style is None:
+            raise ValueError(
+                f"{type(processor).__name__} writes media into prompts in a way that is not known here; "
+                f"known are {', '.join(PROCESSORS)}"
+            )
+        start, end = GLM_DELIMITERS[:2] if style == "frames" else ("<|vision_start|>", "<|vision_end|>")
         names = {
-            "image_token": getattr(processor, "image_token", "<|image_pad|>"),
-            "video_token": getattr(processor, "video_token", "<|video_pad|>"),
-            "vision_start_token": getattr(processor, "vision_start_token", "<|vision_start|>"),
-            "vision_end_token": getattr(processor, "vision_end_token", "<|vision_end|>"),
+            "image_token": processor.image_token,
+            "video_token": processor.video_token,
+            "vision_start_token": getattr(processor, "vision_start_token", start),
+            "vision_end_token": getattr(processor, "vision_end_token", end),
         }
-        ids = {f"{key}_id": processor.tokenizer.convert_tokens_to_ids(token) for key, token in names.items()}
-        unknown = [names[key.removesuffix("_id")] for key, value in ids.items() if value is None]
+        others = GLM_DELIMITERS[2:] if style == "frames" else ()
+        ids = {name: processor.tokenizer.convert_tokens_to_ids(name) for name in (*names.values(), *others)}
+        unknown = [name for name, value in ids.items() if value is None or value == processor.tokenizer.unk_token_id]
         if unknown:
             raise ValueError(f"the tokenizer does not know the placeholder tokens {unknown}")
+        video = processor.video_processor
         return cls(
             patch_size=video.patch_size,
             merge_size=video.merge_size,
             temporal_patch=video.temporal_patch_size,
-            # Only the Qwen3-VL processor (also used by Qwen3.5) writes times into the prompt.
-            timestamp_style="seconds" if hasattr(processor, "_calculate_timestamps") else "none",
+            timestamp_style=style,
+            other_tokens=others,
+            other_token_ids=tuple(ids[name] for name in others),
             **names,
-            **ids,
+            **{f"{key}_id": ids[name] for key, name in names.items()},
         )
 
 
