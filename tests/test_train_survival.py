@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step
+from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step, wait_until
 
 STEPS = 6
 
@@ -45,6 +45,15 @@ def test_asked_to_stop_then_continued(tiny_assets, straight, tmp_path, signum, c
     assert max(rows(tmp_path / "run")) == status["step"]
     run(*command)
     assert_same_run(straight, tmp_path / "run")
+
+
+def test_a_stop_during_start_up_leaves_at_once_without_a_checkpoint(tiny_assets, tmp_path):
+    process = start(tmp_path / "log", *arguments(tiny_assets, tmp_path / "run"))
+    assert wait_until(lambda: (tmp_path / "run" / "logs" / "rank_0.log").is_file(), 60)
+    assert stop(process, SIGINT) == 130
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] != "failed"
 
 
 def test_killed_then_continued_loses_only_the_steps_since_the_last_checkpoint(tiny_assets, straight, tmp_path):

@@ -20,6 +20,7 @@ class StopCallback(L.Callback):
 
     The handlers only set a flag: a collective inside a signal handler can meet another one in the main thread and
     hang. The flag is reduced over ranks at each step boundary; the checkpoint callback, placed later, then saves.
+    Place it first, so that a request during start-up is honoured before the first step.
 
     Args:
         watchdog_s: seconds after the first request at which the process ends even without reaching a boundary.
@@ -36,13 +37,20 @@ class StopCallback(L.Callback):
         self._previous: dict[int, Any] = {}
         self.stopped_by_user = False
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Install the handlers after Lightning's own, which run collectives inside the handler."""
-        self._started = time.monotonic()
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Install the handlers, and keep Lightning from installing its own, which runs a collective inside."""
         if threading.current_thread() is not threading.main_thread():
             return  # Ray runs training in a thread; its own stop request comes through `request`
+        trainer._signal_connector.register_signal_handlers = lambda: None
         for signum in (signal.SIGINT, signal.SIGTERM):
             self._previous[signum] = signal.signal(signum, self._on_signal)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock; leave at once when somebody asked to stop during start-up."""
+        self._started = time.monotonic()
+        if trainer.strategy.reduce_boolean_decision(self._requested, all=False):
+            self.stopped_by_user = True
+            trainer.should_stop = True
 
     def request(self) -> None:
         """Ask for a stop at the next step boundary."""
