@@ -18,7 +18,7 @@ from eval.benchmarks.subtitles import Line, covering, interleave, read_subtitles
 from eval.frame_policy import frame_options
 from tests import eval_official_files
 from tests.data_media import numbered_frames, write_video
-from tests.eval_helpers import write_json, write_jsonl, write_parquet
+from tests.eval_helpers import scored, write_json, write_jsonl, write_parquet
 
 # name: (questions in the reference's file, official number or None)
 REFERENCE = {
@@ -392,3 +392,20 @@ def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: P
         indices += plan.indices
     assert len(indices) == len(whole.indices) == 48
     assert max(abs(a - b) for a, b in zip(indices, whole.indices, strict=True)) <= 1
+
+
+def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
+    import yaml
+    from hydra.utils import instantiate
+
+    text = (Path(__file__).resolve().parents[1] / "docs" / "adding-a-benchmark.md").read_text(encoding="utf-8")
+    benchmark = instantiate(yaml.safe_load(text.split("```yaml")[1].split("```")[0]), _convert_="all")
+    row = {"question": "Which?", "options": ["A. one", "B. two"], "answer": "B", "video": "v", "task": "count"}
+    clip = {"question_id": "q2", "clip_start": 1.0, "clip_end": 2.5, "task": "order"}
+    write_jsonl(tmp_path / "mybench" / "questions.jsonl", [{**row, "question_id": "q1"}, {**row, **clip}])
+    items, report = benchmark.load(tmp_path)
+    assert (report.n, report.is_partial, report.gold_missing) == (2, False, ())
+    assert items[1].sample.problem == "<video>\nWhich?\nA. one\nB. two\nAnswer with the letter (A or B)."
+    assert items[1].sample.videos == (MediaRef(str(tmp_path / "mybench" / "videos" / "v.mp4"), 1.0, 2.5),)
+    summary = benchmark.aggregate([scored(1.0, items[0]), scored(0.0, items[1])])
+    assert (summary.headline["accuracy"], summary.is_partial) == (50.0, False)
