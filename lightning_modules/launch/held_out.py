@@ -15,8 +15,11 @@ from lightning_modules.launch.run_folder import write_json
 from lightning_modules.launch.runs import export_run, load_run_config
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from datamodules.types import Sample
     from eval.types import EvalRecord
+    from rollout.types import Engine, SamplingSpec
 
 log = logging.getLogger("evaluate")
 
@@ -39,8 +42,6 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
 
     from eval.heldout import complete, evaluate_batches, summarise
     from lightning_modules.launch.training import set_threads
-    from rollout.callback import resolve_sampling
-    from rollout.types import SamplingSpec
 
     config = load_run_config(run_dir)
     if not config.data.get("val_files"):
@@ -54,12 +55,7 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     if swap_media:
         datamodule.val_samples = with_swapped_media(datamodule.val_samples)
     router = build(config.reward)
-    asked = build(config.rollout.sampling)
-    greedy = dataclasses.replace(asked, n=1, temperature=0.0, top_p=1.0, top_k=-1)
-    sampling: SamplingSpec = resolve_sampling(greedy, model)
-    alone = {"tensor_parallel_size": 1, "load_weights": True}
-    extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
-    engine = build(config.rollout.engine, model_path=str(model), **extra)()
+    engine, sampling = _greedy_engine(config, model)
     started = time.monotonic()
     try:
         samples = {sample.uid: sample for sample in datamodule.val_samples}
@@ -83,6 +79,17 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     for line in table_lines(records, _before(run_dir)):
         log.info("%s", line)
     return result
+
+
+def _greedy_engine(config: DictConfig, model: Path) -> tuple[Engine, SamplingSpec]:
+    """The run's engine on one device with the exported weights, and its sampling made greedy."""
+    from rollout.callback import resolve_sampling
+
+    asked = build(config.rollout.sampling)
+    greedy = dataclasses.replace(asked, n=1, temperature=0.0, top_p=1.0, top_k=-1)
+    alone = {"tensor_parallel_size": 1, "load_weights": True}
+    extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
+    return build(config.rollout.engine, model_path=str(model), **extra)(), resolve_sampling(greedy, model)
 
 
 def with_swapped_media(samples: Sequence[Sample]) -> list[Sample]:
