@@ -72,7 +72,7 @@ def log_tokens(bag: MetricBag, tokens: TokenBatch, result: TokenLoss, first: boo
     """Ratios, the algorithm's own diagnostics (clip fractions), entropy.
 
     Args:
-        first: whether this is the step's first update, where the ratio must be 1.
+        first: whether no update was made on the batch yet, so that the ratio must be 1.
     """
     difference = tokens.logprobs - tokens.old_logprobs
     ratio = difference.exp()
@@ -116,5 +116,6 @@ def log_mismatch(bag: MetricBag, tokens: TokenBatch, micro_batch: MicroBatch, da
         suffix = f"_{kind}" if kind else ""
         x, y = engine[member], trainer[member]
         bag.tokens(f"mismatch/kl{suffix}", (y - x).exp() - 1 - (y - x))
-        bag.max(f"mismatch/max_diff{suffix}", float((x - y).abs().max()))
+        # A maximum over ranks may lose NaN; infinity stays.
+        bag.max(f"mismatch/max_diff{suffix}", float((x - y).abs().nan_to_num(nan=torch.inf).max()))
         bag.correlation(f"mismatch/pearson{suffix}", x, y)

@@ -51,6 +51,7 @@ class GRPOLightningModule(L.LightningModule):
         logprob_chunk: response tokens per chunk of the output projection.
         dump_dir: where batches with a non-finite loss are written; None = not written.
         mismatch_gate: bounds on engine-trainer disagreement; None = logged only.
+        reference_offload: keep the reference model, where the algorithm needs one, in host memory between uses.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class GRPOLightningModule(L.LightningModule):
         logprob_chunk: int = 1024,
         dump_dir: str | None = None,
         mismatch_gate: MismatchGate | None = None,
+        reference_offload: bool = False,
     ) -> None:
         super().__init__()
         if dtype not in ("float32", "bfloat16", "float16"):
@@ -97,6 +99,7 @@ class GRPOLightningModule(L.LightningModule):
         }
         self.dump_dir = dump_dir
         self.mismatch_gate = mismatch_gate
+        self.reference_offload = reference_offload
         self.buffer = GroupBuffer(algorithm) if algorithm.dynamic_sampling is not None else None
         self.policy: PolicyModel | None = None
         self._unregistered: dict[str, Any] = {}  # the reference model must not enter state_dict or the optimizer
@@ -126,7 +129,7 @@ class GRPOLightningModule(L.LightningModule):
             from lightning_modules.families.base import PARTS
 
             options = {**self.build_options, "frozen_parts": PARTS, "gradient_checkpointing": False}
-            self._unregistered["reference"] = self._build(options).eval()
+            self._unregistered["reference"] = self._build({**options, "cpu_offload": self.reference_offload}).eval()
 
     def _build(self, options: dict[str, Any]) -> PolicyModel:
         strategy = getattr(self._trainer, "strategy", None)
@@ -167,6 +170,8 @@ class GRPOLightningModule(L.LightningModule):
                 backward=self.manual_backward if self._trainer is not None else torch.Tensor.backward,
                 sync_gradients=getattr(strategy, "sync_gradients", None),
                 reference=self._unregistered.get("reference"),
+                gate=self.mismatch_gate,
+                park_reference=self.reference_offload and not getattr(strategy, "shards_policy", False),
             )
         return self._unregistered["updater"]
 
@@ -183,7 +188,7 @@ class GRPOLightningModule(L.LightningModule):
         """`training_step` without a Trainer: update the policy, count, reduce metrics.
 
         Raises:
-            RuntimeError: the loss or gradient was not finite too many times in a row.
+            RuntimeError: the loss or gradient was not finite, or engine and trainer disagreed, too often in a row.
         """
         updater = self.updater()
         sampling: dict[str, float] = {}
@@ -205,7 +210,8 @@ class GRPOLightningModule(L.LightningModule):
         self.step_metrics["train/skipped_empty_total"] = float(self.skipped_empty)
         self.step_metrics["train/skipped_nonfinite_total"] = float(self.skipped_nonfinite)
         self.rl_step += 1
-        self.weights_version += int(updates > 0)
+        # A refused engine gets the weights once more, although they are the same.
+        self.weights_version += int(updates > 0 or updater.rejected)
 
     def _after_update(self) -> None:
         """Let what watches the step look at its reduced metrics, alike on every rank."""
@@ -214,8 +220,6 @@ class GRPOLightningModule(L.LightningModule):
             responses = self.step_metrics.get("groups/responses", 0.0)
             kl.adapt(self.step_metrics.get("policy/kl_ref", 0.0), responses)
             self.step_metrics["policy/kl_beta"] = kl.beta
-        if self.mismatch_gate is not None:
-            self.mismatch_gate.check(self.step_metrics)
 
     def configure_callbacks(self) -> list[L.Callback]:
         """The buffer of dynamic sampling goes into checkpoints through a callback, because each rank has its own."""

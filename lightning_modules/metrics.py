@@ -87,15 +87,18 @@ class MetricBag:
         for term, values in terms.items():
             self.add(f"{_MOMENT}{name}{_MOMENT}{term}", float(values.sum()))
 
-    def reduce(self) -> dict[str, float]:
+    def reduce(self, prefix: str = "") -> dict[str, float]:
         """Reduce over ranks; the result is the same on every rank. A collective: every rank calls it.
 
         Ranks may know different names (a rank may hold no video): the union is returned.
-        """
-        return _finish_correlations(self._reduce())
 
-    def _reduce(self) -> dict[str, float]:
-        names = self._union()
+        Args:
+            prefix: only metrics whose name starts so (correlations only without a prefix).
+        """
+        return _finish_correlations(self._reduce(prefix))
+
+    def _reduce(self, prefix: str) -> dict[str, float]:
+        names = self._union(prefix)
         sums = torch.zeros(len(names), 2, dtype=torch.float64)
         tops = torch.full((len(names),), -torch.inf, dtype=torch.float64)
         for i, (name, reduction) in enumerate(names):
@@ -118,8 +121,8 @@ class MetricBag:
                 result[name] = top if reduction == "max" else -top
         return result
 
-    def _union(self) -> list[tuple[str, Reduction]]:
-        mine = sorted((name, entry.reduction) for name, entry in self._entries.items())
+    def _union(self, prefix: str) -> list[tuple[str, Reduction]]:
+        mine = sorted((name, entry.reduction) for name, entry in self._entries.items() if name.startswith(prefix))
         if world_size() == 1:
             return mine
         gathered: list[list[tuple[str, Reduction]] | None] = [None] * world_size()

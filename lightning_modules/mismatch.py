@@ -9,12 +9,14 @@ log = logging.getLogger(__name__)
 
 
 class MismatchGate:
-    """Bounds on the difference of engine and trainer log-probs, checked after every step.
+    """Bounds on the difference of engine and trainer log-probs, checked on every step before its first optimizer step.
+
+    Samples beyond a bound are never trained on: the step is skipped and the engine gets the weights once more.
 
     Args:
         max_kl: largest mean KL per token (k3 estimate), over all tokens and for each modality; None = not bounded.
         max_diff: largest difference of one token's log-prob; None = not bounded.
-        patience: steps in a row beyond a bound after which the run stops; earlier ones are warned about.
+        patience: steps in a row beyond a bound after which the run stops; earlier ones are skipped with a warning.
     """
 
     def __init__(self, max_kl: float | None = 0.05, max_diff: float | None = None, patience: int = 1) -> None:
@@ -25,12 +27,14 @@ class MismatchGate:
         self.patience = patience
         self.violations_in_a_row = 0
 
-    def check(self, metrics: Mapping[str, float]) -> None:
-        """Look at a step's reduced metrics.
+    def accepts(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a step with these reduced metrics may be trained on; without any comparison it may.
 
         Raises:
             RuntimeError: the bounds were exceeded `patience` times in a row.
         """
+        if not any(name.startswith("mismatch/") for name in metrics):
+            return True  # nothing was compared, so earlier violations still count
         found = [
             f"{name}={value:.4g} > {bound}"
             for prefix, bound in (("mismatch/kl", self.max_kl), ("mismatch/max_diff", self.max_diff))
@@ -40,12 +44,18 @@ class MismatchGate:
         ]
         if not found:
             self.violations_in_a_row = 0
-            return
+            return True
         self.violations_in_a_row += 1
         message = f"engine and trainer disagree: {', '.join(found)}"
         if self.violations_in_a_row >= self.patience:
             raise RuntimeError(
-                f"{message}. The engine's weights, caches, positions or precision differ from the trainer's; "
-                "run the parity preflight, or raise the bound (module.mismatch_gate)"
+                f"{message}; nothing was trained on these samples. The engine's weights, caches, positions or "
+                "precision differ: run the parity preflight, or raise the bound (module.mismatch_gate)"
             )
-        log.warning("%s (%d of %d)", message, self.violations_in_a_row, self.patience)
+        log.warning(
+            "%s (%d of %d): this step is skipped, the engine gets the weights again",
+            message,
+            self.violations_in_a_row,
+            self.patience,
+        )
+        return False

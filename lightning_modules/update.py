@@ -25,6 +25,7 @@ from lightning_modules.optim import clip_gradients, learning_rates
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
+    from lightning_modules.mismatch import MismatchGate
     from lightning_modules.offline.weighting import OffPolicyWeighting
     from lightning_modules.policy import PolicyModel
     from lightning_modules.types import MicroBatch, TokenOutputs
@@ -94,6 +95,8 @@ class PolicyUpdater:
         backward: replaces `loss.backward()` (Lightning's manual_backward).
         sync_gradients: averages gradients over ranks where the strategy does not do it in backward.
         reference: frozen policy, when the algorithm asks for it.
+        gate: refuses samples of an engine that disagrees with the trainer; None = they are only measured.
+        park_reference: keep a whole (not sharded) reference in host memory, on the device only for its own pass.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class PolicyUpdater:
         backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
         sync_gradients: Callable[[Iterable[torch.nn.Parameter]], None] | None = None,
         reference: PolicyModel | None = None,
+        gate: MismatchGate | None = None,
+        park_reference: bool = False,
     ) -> None:
         check_layout(layout, context)
         if algorithm.needs.ref_logprobs and reference is None:
@@ -118,7 +123,11 @@ class PolicyUpdater:
         self.backward = backward
         self.sync_gradients = sync_gradients
         self.reference = reference
+        self.gate = gate
+        self.park_reference = park_reference
         self.bad_updates_in_a_row = 0
+        self.rejected = False
+        """Whether the gate refused the last batch."""
         self.off_policy: OffPolicyWeighting | None = None
         """Replaces the loss of tokens that the policy did not sample; None = the algorithm's own."""
 
@@ -132,8 +141,12 @@ class PolicyUpdater:
 
         Returns:
             (optimizer steps made, metrics not yet reduced).
+
+        Raises:
+            RuntimeError: the gate's patience is over; the policy has not moved.
         """
         bag = MetricBag()
+        self.rejected = False
         data = collect(batch)
         self.algorithm.check_rewards(data.rewards)
         self.algorithm.begin_step(batch.rl_step)
@@ -145,10 +158,10 @@ class PolicyUpdater:
         diagnostics.log_sources(bag, data, cache.advantages)
         diagnostics.log_rewards(bag, data, torch.tensor([float(cache.advantages[k]) for k in data.keys]), batch)
         updates = 0
-        for epoch in range(self.settings.epochs):
-            for number, keys in enumerate(minibatches):
-                first = epoch == 0 and number == 0
-                updates += self._update(data, keys, cache, optimizer, scheduler, bag, first)
+        for keys in minibatches * self.settings.epochs:
+            updates += self._update(data, keys, cache, optimizer, scheduler, bag, first=updates == 0)
+            if self.rejected:
+                break
         bag.max("train/updates", updates)
         for part, lr in learning_rates(optimizer).items():
             bag.max(f"lr/{part}", lr)
@@ -173,7 +186,7 @@ class PolicyUpdater:
     def _cache(self, data: Collected, bag: MetricBag, old_needed: bool) -> TokenCache:
         """Run the passes that are needed, then turn rewards into advantages."""
         old = self.score(self.policy, data, data.keys) if old_needed else {}
-        ref = self.score(self.reference, data, data.keys) if self.reference is not None else {}
+        ref = self._score_reference(data)
         rewards = data.rewards
         kl = self.algorithm.kl
         if kl is not None and kl.where == "reward" and data.keys:
@@ -183,6 +196,17 @@ class PolicyUpdater:
                 bag.tokens("policy/kl_ref", kl(old[key], ref[key]))
         advantages = self.algorithm.advantages(rewards).float().to(self.context.device)
         return TokenCache(old, ref, dict(zip(data.keys, advantages, strict=True)))
+
+    def _score_reference(self, data: Collected) -> dict[Key, torch.Tensor]:
+        if self.reference is None:
+            return {}
+        if self.park_reference:
+            self.reference.to(self.context.device)
+        try:
+            return self.score(self.reference, data, data.keys)
+        finally:
+            if self.park_reference:
+                self.reference.to("cpu")
 
     @torch.no_grad()
     def score(self, policy: PolicyModel, data: Collected, keys: Sequence[Key]) -> dict[Key, torch.Tensor]:
@@ -238,7 +262,19 @@ class PolicyUpdater:
             self.backward(loss * world_size())
             micro_batches += 1
         bag.max("train/micro_batches", micro_batches)
+        if first and self._refused(bag, finite):
+            optimizer.zero_grad(set_to_none=True)
+            return 0
         return self._apply(optimizer, scheduler, bag, finite)
+
+    def _refused(self, bag: MetricBag, finite: bool) -> bool:
+        """Whether the gate refuses the engine's samples, alike on every rank; a non-finite update is skipped anyway."""
+        if self.gate is None or _anywhere(not finite):
+            return False
+        self.rejected = not self.gate.accepts(bag.reduce("mismatch/"))
+        if self.rejected:
+            bag.max("train/skipped_mismatch", 1.0)
+        return self.rejected
 
     def _needed(self, keys: Sequence[Key], cache: TokenCache) -> list[Key]:
         """Keys whose forward can change the gradient."""
@@ -328,8 +364,7 @@ class PolicyUpdater:
         if self.sync_gradients is not None:
             self.sync_gradients(parameters)
         norm = clip_gradients(parameters, self.settings.clip_norm)
-        bad = float(not (finite and math.isfinite(norm)))
-        if float(all_reduce(torch.tensor([bad], dtype=torch.float64), "max")):
+        if _anywhere(not (finite and math.isfinite(norm))):
             optimizer.zero_grad(set_to_none=True)
             self.bad_updates_in_a_row += 1
             bag.max("train/skipped_nonfinite", 1.0)
@@ -342,6 +377,11 @@ class PolicyUpdater:
         if scheduler is not None:
             scheduler.step()
         return 1
+
+
+def _anywhere(flag: bool) -> bool:
+    """Whether `flag` is set on any rank; a collective."""
+    return bool(float(all_reduce(torch.tensor([float(flag)], dtype=torch.float64), "max")))
 
 
 def check_layout(layout: Layout, context: Context) -> None:

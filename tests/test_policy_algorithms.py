@@ -191,6 +191,16 @@ def test_dapo_overlong_by_hand():
     assert dapo.clip_high == 0.28
 
 
+@pytest.mark.parametrize("n", [3, 6, 7])
+@pytest.mark.parametrize("value", [0.1, 0.7, 0.95])
+def test_equal_rewards_have_no_spread_at_all(value, n):
+    """The rounded mean of n equal numbers may differ from them; such a group must still count as without signal."""
+    rewards = table([value] * n + [1.0, 0.0], [0] * n + [1] * 2, correct=f64(*[value] * n, 1.0, 0.0))
+    assert DAPO().keep_groups(rewards).tolist() == [False, True]
+    for algorithm in (GRPO(), RLOO(), DrGRPO(10)):
+        assert algorithm.advantages(rewards)[:n].tolist() == [0.0] * n
+
+
 def test_dapo_keeps_groups_with_spread():
     rewards = table([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2])
     assert DAPO().keep_groups(rewards).tolist() == [False, True, False]

@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from policy_helpers import load_processor, make_batch
+from policy_helpers import load_processor, make_batch, prepared_sample
 from test_policy_update import make_module, make_updater, weights
 
+from datamodules.types import StepBatch
 from lightning_modules.algorithms.advantage import GroupAdvantage
 from lightning_modules.algorithms.base import DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
@@ -24,6 +25,10 @@ from lightning_modules.metrics import MetricBag
 from lightning_modules.mismatch import MismatchGate
 from lightning_modules.optim import OptimizerSettings
 from rewards.base import Score
+from rollout.callback import assemble
+from rollout.engines.hf import HFEngine
+from rollout.seeds import response_seed
+from rollout.types import GenerateRequest, SamplingSpec
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +137,90 @@ def test_mismatch_metrics_and_gate(tiny_model_dir, processor):
     batch.groups[0].responses[0].logprobs[:] -= 2.0  # a stale cache for videos
     with pytest.raises(RuntimeError, match=r"mismatch/kl_video=.*mismatch/max_diff_video=2"):
         module.update(batch, optimizer)
+
+
+def test_gate_counts_violations_in_a_row():
     patient = MismatchGate(max_kl=0.1, patience=2)
-    patient.check({"mismatch/kl": 0.2})
-    patient.check({"mismatch/kl": 0.0})
-    patient.check({"mismatch/kl": math.nan})
+    assert not patient.accepts({"mismatch/kl": 0.2})
+    assert patient.accepts({"mismatch/kl": 0.0})
+    assert not patient.accepts({"mismatch/kl": math.nan})
+    assert patient.accepts({}), "nothing was compared"
     with pytest.raises(RuntimeError, match="disagree"):
-        patient.check({"mismatch/kl_image": 0.2})
+        patient.accepts({"mismatch/kl_image": 0.2})
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 2, "update_batch_size": 1}], ids=["one update", "four updates"])
+def test_a_refused_batch_moves_nothing(tiny_model_dir, processor, settings):
+    """The optimizer never steps on samples of an engine that disagrees; the engine is synchronised once more."""
+    batch = make_batch(processor, ("video", "text"))  # random engine log-probs
+    module = make_module(tiny_model_dir, mismatch_gate=MismatchGate(max_kl=0.05, patience=2), **settings)
+    before = weights(module)
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.update(batch, optimizer)
+    assert module.step_metrics["train/skipped_mismatch"] == 1
+    assert (module.rl_step, module.weights_version) == (1, 1)
+    assert module.mismatch_gate.violations_in_a_row == module.rl_state()["mismatch_in_a_row"] == 1
+    with pytest.raises(RuntimeError, match=r"mismatch/kl=.* > 0\.05.*nothing was trained"):
+        module.update(batch, optimizer)
+    assert not optimizer.state
+    assert all(torch.equal(value, before[name]) for name, value in weights(module).items())
+    data = collect(batch)
+    for (g, r), logprobs in module.updater().score(module.policy, data, data.keys).items():
+        batch.groups[g].responses[r].logprobs[:] = logprobs.numpy()
+    module.update(batch, optimizer)
+    assert "train/skipped_mismatch" not in module.step_metrics
+    assert module.mismatch_gate.violations_in_a_row == 0
+    assert any(not torch.equal(value, before[name]) for name, value in weights(module).items())
+
+
+def test_an_engine_with_other_weights_is_refused_until_it_is_synchronised(tiny_model_dir, processor):
+    """A real engine whose vision tower is off by one sync: refused; the next sync mends it."""
+    module = make_module(tiny_model_dir, mismatch_gate=MismatchGate(max_kl=1e-3, patience=2))
+    engine = HFEngine(tiny_model_dir)
+    spec = SamplingSpec(n=3, max_tokens=6, banned_ids=module.banned_ids)
+    prompts = [prepared_sample(processor, "gate:0", "video"), prepared_sample(processor, "gate:1", "text")]
+
+    def rollout(step):
+        requests = [
+            GenerateRequest(f"{step}:{i}:{k}", prompt, spec, response_seed(0, step, prompt.uid, k))
+            for i, prompt in enumerate(prompts)
+            for k in range(spec.n)
+        ]
+        groups = sorted(assemble(prompts, requests, engine.generate(requests), spec.n), key=lambda g: g.index)
+        scores = [tuple(Score(float(k == 0), 1.0, float(k == 0)) for k in range(spec.n)) for _ in groups]
+        return StepBatch(prompts=prompts, rl_step=step, groups=groups, scores=scores)
+
+    generator = torch.Generator().manual_seed(0)
+    engine.update_weights(
+        (n, p + 0.3 * torch.randn(p.shape, generator=generator) if "visual" in n else p)
+        for n, p in module.engine_weights()
+    )
+    before = weights(module)
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.update(rollout(0), optimizer)
+    assert module.step_metrics["train/skipped_mismatch"] == 1
+    assert module.step_metrics["mismatch/kl_video"] > 1e-3 > module.step_metrics["mismatch/kl_text"]
+    assert all(torch.equal(value, before[name]) for name, value in weights(module).items())
+    assert module.weights_version == 1
+    engine.update_weights(module.engine_weights())
+    module.update(rollout(1), optimizer)
+    assert module.step_metrics["mismatch/max_diff"] < 1e-4
+    assert module.weights_version == 2
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_reference_waits_on_the_host_and_gives_the_same_penalty(tiny_model_dir, processor, offload):
+    module = make_module(tiny_model_dir, algorithm=GRPO(kl=KLPenalty(beta=0.1)), reference_offload=offload)
+    moves = []
+    reference = module.updater().reference
+    move = reference.to
+    reference.to = lambda device: moves.append(str(device)) or move(device)
+    with torch.no_grad():
+        module.policy.hf.lm_head.weight.mul_(1.1)
+    module.update(make_batch(processor, ("video",)), module.configure_optimizers()["optimizer"])
+    assert moves == (["cpu", "cpu"] if offload else []), "to the device of the pass and back"
+    assert module.step_metrics["policy/kl_ref"] > 1e-6
+    assert next(reference.parameters()).device.type == "cpu"
 
 
 def dapo(**sampling):

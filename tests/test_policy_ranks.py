@@ -37,6 +37,10 @@ OTHER = [
     {"name": "several", "kinds": FOUR, "update_batch_size": 2},
     {"name": "kl", "kinds": FOUR, "kl": True},
     {"name": "poison", "kinds": FOUR, "poison_rank": 1},
+    {"name": "kl-offload", "kinds": FOUR, "kl": True, "reference_offload": True},
+    {"name": "stale", "kinds": FOUR, "gate_patience": 2, "stale_rank": 1},
+    {"name": "stale-stop", "kinds": FOUR, "gate_patience": 1, "stale_rank": 1},
+    {"name": "in-step", "kinds": FOUR, "gate_patience": 1, "stale_rank": None},
 ]
 
 
@@ -133,6 +137,17 @@ def test_sharded_reference_gives_the_same_penalty(two_ranks, one_rank):
     assert metrics["policy/kl_ref"] > 1e-6
     assert results["kl"]["policy/kl_ref"] == pytest.approx(metrics["policy/kl_ref"], rel=1e-4)
     assert_same(two_ranks, "kl", one_rank(OTHER[4], kl=True))
+    assert_same(two_ranks, "kl-offload", one_rank(OTHER[4], kl=True))
+
+
+def test_an_engine_that_disagrees_on_one_rank_stops_the_optimizer_on_all(two_ranks):
+    """Rank 0 writes these results; the samples of rank 1 alone are off."""
+    results, folder = two_ranks
+    assert results["stale"]["updates"] == 0
+    assert results["stale"]["train/skipped_mismatch"] == 1
+    assert "engine and trainer disagree: mismatch/kl" in results["stale-stop"]["error"]
+    assert results["in-step"]["updates"] == 1
+    assert not [name for name in ("stale", "stale-stop") if (folder / f"{name}.safetensors").exists()]
 
 
 def test_a_non_finite_loss_on_one_rank_skips_the_update_on_all(two_ranks):

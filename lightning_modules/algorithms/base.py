@@ -222,13 +222,16 @@ class Algorithm(ABC):
 
 
 def group_mean(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Mean of each response's group, [N] -> [N]."""
-    return _per_group(values, group, lambda v: v.mean())
+    """Mean of each response's group, [N] -> [N]; exactly the value where all are equal."""
+    return _per_group(values, group, lambda v: v[0] + (v - v[0]).mean())
 
 
 def group_std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Sample standard deviation (n - 1) of each response's group; 0 for a group of one."""
-    return _per_group(values, group, lambda v: v.std() if len(v) > 1 else v.new_zeros(()))
+    """Sample standard deviation (n - 1) of each response's group; 0 for a group of one.
+
+    Exactly 0 for equal values (the offset keeps rounding of the mean out): callers ask for groups without spread.
+    """
+    return _per_group(values, group, lambda v: (v - v[0]).std() if len(v) > 1 else v.new_zeros(()))
 
 
 def _per_group(

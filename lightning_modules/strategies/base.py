@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class PolicyStrategy:
     """Mixin of the project's strategies. The default is one process that holds the whole model."""
 
+    shards_policy = False
+    """Whether `build_policy` spreads a model over ranks, which then also manages where its shards live."""
+
     def build_policy(self, family: ModelFamily, model_path: str, dtype: torch.dtype, **options: object) -> PolicyModel:
         """Return the policy with its weights, on this strategy's device and in its parallel form."""
         from lightning_modules.strategies.materialise import load_whole

@@ -26,6 +26,8 @@ class ShardedStrategy(PolicyStrategy, ModelParallelStrategy):
         cpu_offload: keep parameters and optimizer states in host memory between uses.
     """
 
+    shards_policy = True
+
     def __init__(
         self,
         world_size: int,
@@ -45,11 +47,26 @@ class ShardedStrategy(PolicyStrategy, ModelParallelStrategy):
         self._reduce_dtype = reduce_dtype
         self._cpu_offload = cpu_offload
 
-    def build_policy(self, family: ModelFamily, model_path: str, dtype: torch.dtype, **options: object) -> PolicyModel:
-        """Shard an empty model, then fill each rank's shards tensor by tensor."""
+    def build_policy(
+        self,
+        family: ModelFamily,
+        model_path: str,
+        dtype: torch.dtype,
+        cpu_offload: bool = False,
+        **options: object,
+    ) -> PolicyModel:
+        """Shard an empty model, then fill each rank's shards tensor by tensor.
+
+        Args:
+            family: architecture.
+            model_path: Hugging Face folder.
+            dtype: type of the parameters.
+            cpu_offload: shards of this model live in host memory also where the strategy's own setting is off.
+            options: see `load_sharded`.
+        """
         from lightning_modules.strategies.materialise import ShardOptions, load_sharded
 
-        shard = ShardOptions(self._param_dtype, self._reduce_dtype, self._cpu_offload)
+        shard = ShardOptions(self._param_dtype, self._reduce_dtype, self._cpu_offload or cpu_offload)
         mesh = self.device_mesh["data_parallel"]
         return load_sharded(family, model_path, dtype, mesh, shard, device=self.root_device, **options)
 

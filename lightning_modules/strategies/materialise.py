@@ -40,13 +40,14 @@ def load_whole(
     gradient_checkpointing: bool = False,
     frozen_parts: tuple[str, ...] = (),
     logprob_chunk: int = 1024,
+    cpu_offload: bool = False,
 ) -> PolicyModel:
-    """The policy on one device."""
+    """The policy on one device; with `cpu_offload` in host memory, and the caller moves it for its passes."""
     from lightning_modules.policy import PolicyModel
 
     policy = PolicyModel(family.load(model_path, dtype), family, logprob_chunk)
     _configure(policy, family, gradient_checkpointing, frozen_parts)
-    return policy.to(device)
+    return policy.to("cpu" if cpu_offload else device)
 
 
 def load_sharded(
@@ -72,7 +73,8 @@ def load_sharded(
         reduce_dtype=getattr(torch, options.reduce_dtype) if options.reduce_dtype else None,
         cast_forward_inputs=False,
     )
-    offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
+    # Pinned memory exists beside a GPU only.
+    offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if options.cpu_offload else OffloadPolicy()
     for unit in family.sharding_units(policy):
         fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=offload)
     home = torch.device("cpu") if options.cpu_offload else torch.device(device)

@@ -14,12 +14,15 @@ from policy_helpers import GradientRecorder, context, load_processor, make_batch
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
+from datamodules.types import StepBatch
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
+from lightning_modules.collect import collect
 from lightning_modules.families.base import PARTS
 from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
+from lightning_modules.mismatch import MismatchGate
 from lightning_modules.strategies.ddp import ReplicatedStrategy
 from lightning_modules.strategies.materialise import ShardOptions, load_sharded, load_whole
 from lightning_modules.update import PolicyUpdater, UpdateSettings
@@ -48,7 +51,8 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
     )
     layout = LAYOUTS[case.get("layout", "shared_prefix")]()
     kl = KLPenalty(beta=0.1, kind="k2") if case.get("kl") else None
-    reference = load_sharded(family, path, torch.float32, mesh, ShardOptions(), frozen_parts=PARTS) if kl else None
+    home = ShardOptions(cpu_offload=case.get("reference_offload", False))
+    reference = load_sharded(family, path, torch.float32, mesh, home, frozen_parts=PARTS) if kl else None
     if reference is not None:
         # Another reference than the policy, so that the penalty has a gradient.
         for parameter in reference.parameters():
@@ -61,6 +65,7 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         settings,
         sync_gradients=sync,
         reference=reference,
+        gate=MismatchGate(max_kl=1e-3, patience=case["gate_patience"]) if "gate_patience" in case else None,
     )
     batch = make_batch(processor, tuple(case["kinds"]), n=3, seed=case.get("seed", 7), size=case.get("size", 64))
     part = rank_part(batch, dist.get_rank(), dist.get_world_size())
@@ -68,9 +73,22 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         part.groups, part.scores = [], []
     if dist.get_rank() == case.get("poison_rank"):
         part.scores[0] = tuple(dataclasses.replace(score, total=float("nan")) for score in part.scores[0])
+    if "gate_patience" in case:
+        spoil_one_rank(case, updater, part)
     recorder = GradientRecorder(policy)
-    updates, bag = updater.run(part, recorder)
+    try:
+        updates, bag = updater.run(part, recorder)
+    except RuntimeError as error:
+        return {"error": str(error)}, recorder.recorded
     return {**bag.reduce(), "updates": updates}, recorder.recorded
+
+
+def spoil_one_rank(case: dict, updater: PolicyUpdater, part: StepBatch) -> None:
+    """Engine log-probs equal to the trainer's, except on rank `stale_rank`."""
+    data = collect(part)
+    for (g, r), logprobs in updater.score(updater.policy, data, data.keys).items():
+        shift = 0.5 if dist.get_rank() == case["stale_rank"] else 0.0
+        part.groups[g].responses[r].logprobs[:] = logprobs.numpy() - shift
 
 
 def main() -> None:
