@@ -21,6 +21,7 @@ PHRASE_WORDS = 15
 _NEGATED = re.compile(r"\b(?:not|no|never|isn't|wasn't|neither|nor|without|cannot|except)\b", re.IGNORECASE)
 _LISTING = re.compile(r",|;|/|\band\b|\bor\b", re.IGNORECASE)
 _CONTRAST = re.compile(r"(?<=\w),?\s+(?:not|rather\s+than|instead\s+of)\s+[^.\n]*\.?\s*$", re.IGNORECASE)
+_FORMULA = re.compile(r"(?=.*[()^=+*/])[\x21-\x7e\u00b2\u00b3]{1,60}")
 _UNITS = frozenset(
     [
         "mm",
@@ -142,6 +143,8 @@ class OpenEnded(TaskReward):
             hedge.search(stated_answer(answer)) and not hedge.search(gold) for hedge in (_NEGATED, _ALTERNATIVES)
         ):
             return Verdict(0.0)
+        if _FORMULA.fullmatch(gold):  # parts of a formula are no partial answer
+            return Verdict(float(f" {fold_answer(gold)} " in f" {fold_answer(stated_answer(answer))} "))
         # "The result is ..." inside of a long description is a sentence of it, not an introduction to the answer.
         parts = rouge(stated_answer(answer) if len(gold.split()) <= PHRASE_WORDS else answer, gold)
         return Verdict(sum(parts.values()) / len(parts), parts=parts)

@@ -286,7 +286,24 @@ def test_sections() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["answer is ", "\\boxed{", "final final ", "yes, ", "1-", "[1,", "<answer>", "A or ", "{"]
+    "unit",
+    [
+        *[
+            "answer is ",
+            "\\boxed{",
+            "final final ",
+            "yes, ",
+            "1-",
+            "[1,",
+            "<answer>",
+            "A or ",
+            "{",
+            "not 1 ",
+            "1m",
+            "dates ",
+        ],
+        *["A (", "no, ", "1 000 ", "A. a ripe apple, B ", "one hundred and ", "start 1 end "],
+    ],
 )
 def test_extraction_is_linear_in_the_length(unit: str) -> None:
     text = (unit * 100_000)[:100_000]

@@ -102,7 +102,7 @@ def find_choice(text: str, options: OptionSet) -> tuple[str | None, str]:
     whole = _by_text(clean, options, exact=True)
     if whole:
         return whole, ""
-    words = {word.upper() for word in _WORDS.findall(clean[:400])}
+    words = {word if len(word) == 1 else word.upper() for word in _WORDS.findall(clean[:400])}
     if len(words & set(options.labels)) > 1 and words <= {*options.labels, *_LETTERS, *_CONNECTIVES}:
         return None, f"lists {', '.join(sorted(words & set(options.labels)))}"
     label, reason = _explicit(clean, options, patterns)
@@ -157,12 +157,18 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
     start, end, label = statements[-1]
     if len(statements) > 1 and statements[-2][2] != label and _OR.fullmatch(clean[statements[-2][1] : start]):
         return None, "states several options"
-    if patterns["join"].match(clean, _behind_text(clean, end, label, options)):
+    if _joined(clean, _behind_text(clean, end, label, options), rejected, patterns):
         return None, "names several options in one statement"
     return label, ""
 
 
 _OR = re.compile(r"[\s}.$*)\]]*(?:,|/|\bor\b|\band\b)[\s$*(\[\\]*")
+
+
+def _joined(clean: str, end: int, rejected: set[int], patterns: dict[str, re.Pattern[str]]) -> bool:
+    """Whether another label is joined at `end` that is not named in order to be dismissed: "B, A is wrong"."""
+    match = patterns["join"].match(clean, end)
+    return match is not None and rejected.isdisjoint(range(match.start(), match.end()))
 
 
 def _behind_text(clean: str, end: int, label: str, options: OptionSet) -> int:
@@ -218,9 +224,10 @@ def _leading(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str]
             return None, ""
         if label.isdigit():
             return None, ""
-    if match.start("l") in _rejected(clean, patterns):
+    rejected = _rejected(clean, patterns)
+    if match.start("l") in rejected:
         return None, ""
-    if patterns["join"].match(clean, _behind_text(clean, match.end("l"), label, options)):
+    if _joined(clean, _behind_text(clean, match.end("l"), label, options), rejected, patterns):
         return None, "names several options"
     return label, ""
 
@@ -265,15 +272,15 @@ def _by_text(text: str, options: OptionSet, *, exact: bool) -> str | None:
     if exact:
         same = [label for label, t in known if t == folded]
         return same[0] if len(same) == 1 else None
-    covered: list[tuple[int, int]] = []
+    covered = bytearray(len(folded))  # characters that belong to a longer option's text
     hits: list[str] = []
     for label, t in sorted(known, key=lambda pair: -len(pair[1])):
         edge = ("", "") if _UNSPACED.search(t) else (r"(?<![\w.])", r"(?!\w|\.\d)")
         for match in re.finditer(edge[0] + re.escape(t) + edge[1], folded):
-            if any(a <= match.start() and match.end() <= b for a, b in covered):
+            if all(covered[match.start() : match.end()]):
                 continue
-            covered.append(match.span())
-            if not _NEGATION.search(folded[: match.start()]):
+            covered[match.start() : match.end()] = b"\1" * len(match.group())
+            if not _NEGATION.search(folded[max(0, match.start() - 60) : match.start()]):
                 hits.append(label)
     unique = set(hits)
     return unique.pop() if len(unique) == 1 else None
@@ -310,7 +317,11 @@ def _by_place(text: str, options: OptionSet) -> str | None:
     """Label of the only option that is named by its place: "the second option"."""
     if options.assumed:
         return None
-    found = {m.group(1).lower() for m in _PLACE.finditer(text) if not _NEGATION.search(text[: m.start()])}
+    found = {
+        m.group(1).lower()
+        for m in _PLACE.finditer(text)
+        if not _NEGATION.search(text[max(0, m.start() - 60) : m.start()])
+    }
     if len(found) != 1:
         return None
     place = found.pop()

@@ -208,8 +208,7 @@ def find_number(text: str, *, allow_range: bool = False) -> tuple[Number | None,
     if boxes:
         clean = normalise(boxes[-1][1])
     numbers = find_numbers(clean)
-    denied = [number for number in numbers if _DENIED.search(clean[max(0, number.start - 24) : number.start])]
-    numbers = [number for number in numbers if number not in denied]
+    numbers = [number for number in numbers if not _DENIED.search(clean[max(0, number.start - 24) : number.start])]
     if not numbers and _NONE.fullmatch(clean):
         return Number(0.0, "none", 0, 0), ""
     if not numbers:

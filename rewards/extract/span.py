@@ -35,6 +35,7 @@ _END = re.compile(
     rf"(?:\b(?:end|finish|stop)(?:es|s|ed|ped|ing|ping)?\b|结束|终止)[^\d\n-]{{0,30}}(?P<t>{_TIME})", re.IGNORECASE
 )
 _NAMES = ("time", "times", "interval", "timestamp", "timestamps", "time_range", "segment", "span", "answer")
+_HEDGE = re.compile(r"\b(?:about|around|approximately|roughly)\s+(?=\d)", re.IGNORECASE)
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b|第\s*(?=\d)", re.IGNORECASE)
 _KEYS = (("start", "end"), ("start_time", "end_time"), ("begin", "end"), ("from", "to"), ("t_start", "t_end"))
 
@@ -53,7 +54,7 @@ def find_interval(text: str) -> tuple[Interval | None, str]:
             return interval, ""
         if isinstance(value, Mapping):
             return None, "the JSON holds no interval of two numbers"
-    clean = _SPELLED.sub(_spelled_seconds, _ORDINAL.sub("", normalise(text)))
+    clean = _SPELLED.sub(_spelled_seconds, _ORDINAL.sub("", _HEDGE.sub("", normalise(text))))
     starts, ends = _START.findall(clean), _END.findall(clean)
     if starts and ends:
         return _ordered(_seconds(starts[-1]), _seconds(ends[-1])), ""
