@@ -202,6 +202,26 @@ def test_the_marker_and_the_simulator_of_reasoning_over_states(tmp_path: Path, r
     assert ask("videoreasonbench", counted, "1 card", router)[0] == "unparsed"
 
 
+def test_every_published_operation_question_names_its_target(shared_data: Path) -> None:
+    items = catalogue.get("videoreasonbench").load(shared_data / "eval" / "annotations")[0]
+    held = {"pile0": [[]], "pile1": [[]], "cup0": [[]], "cup1": [[]], **{f"path{i}": [[]] for i in range(4)}}
+    board = {"states": [[[0] * 5 for _ in range(5)]], "coords": [[0, 0]]}
+    answers = {
+        "card": "add 2 of Clubs to pile0",
+        "chip": "add 5 to cup0, " * 40,
+        "file_sys": "touch path0/{never.txt}",
+        "cup": "(a1, a2)",
+        "grid": "right",
+        "hrd": "right",
+    }
+    asked = [one for one in items if one.meta["dim"] == "prediction_operation"]
+    assert len(asked) == 240
+    for one in asked:
+        world = one.meta["world"]
+        record = {"states": held} if world in ("card", "chip", "file_sys") else board
+        assert reaches_target(world, one.sample.extra["question"], record, answers[world]) is False, one.uid
+
+
 def test_operations_without_states_are_not_judged(shared_data: Path, router: RewardRouter) -> None:
     items = catalogue.get("videoreasonbench").load(shared_data / "eval" / "annotations", limit=10)[0]
     entry = next(one for one in items if one.meta["dim"] == "prediction_operation")

@@ -210,6 +210,25 @@ def test_no_knowledge_gain_from_a_perfect_start() -> None:
         metrics.delta_knowledge(100.0, 50.0)
 
 
+def test_knowledge_gain_of_two_runs() -> None:
+    from eval.benchmarks.videommmu import knowledge_gain
+
+    before = summarise("videommmu_question_only", grouped({"Adaptation": [300, 150]}, "track"))
+    after = summarise("videommmu", grouped({"Perception": [300, 0], "Adaptation": [300, 180]}, "track"))
+    assert knowledge_gain(before, after) == 20.0
+    assert knowledge_gain(after, summarise("videommmu", [])) is None
+
+
+def test_rollups_and_duration_groups() -> None:
+    entries = [scored(1.0, subject="Modern_Physics"), scored(0.0, subject="Biology"), scored(1.0, subject="Law")]
+    tables = summarise("mmvu", entries).tables
+    assert tables["discipline"] == {"Humanities & Social Sciences": Cell(100.0, 1), "Science": Cell(50.0, 2)}
+    from eval.benchmarks.judged import duration_group
+
+    found = [duration_group(value, (60, 300)) for value in ("12", 60, 61.5, "4000", "long", None)]
+    assert found == ["0-60", "0-60", "60-300", "300+", "long", ""]
+
+
 @pytest.fixture
 def complete() -> list[ScoredItem]:
     return [scored(1.0)] * 2700

@@ -93,6 +93,8 @@ class Benchmark:
     problem_type: str = "multiple choice"
     subgroups: Mapping[str, str] = field(default_factory=dict)
     """Table -> field of the record. A field with a list puts the item into each of its groups."""
+    rollups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Coarser table -> {of: table, group: [groups of that table], ...}; `_` and blanks in names are one."""
     macro_over: str = ""
     """Table whose groups are averaged without weights into the headline; "" = the mean over all items."""
     macro_groups: Sequence[str] = ()
@@ -193,6 +195,11 @@ class Benchmark:
             name: metrics.table((lookup(entry.item.meta, path), entry.value) for entry in judged)
             for name, path in self.subgroups.items()
         }
+        for name, spec in self.rollups.items():
+            path = self.subgroups[str(spec["of"])]
+            coarse = {_spelled(m): group for group, members in spec.items() if group != "of" for m in members}
+            pairs = ((coarse.get(_spelled(lookup(entry.item.meta, path))), entry.value) for entry in judged)
+            tables[name] = metrics.table(pairs)
         return {name: cells for name, cells in tables.items() if cells or name == self.macro_over}
 
     def status(self, data_root: str | Path) -> list[FileStatus]:
@@ -215,6 +222,10 @@ class Benchmark:
             return Judged(entry.item, None, score, entry.response)
         value = score.accuracy if score.status == "ok" else 0.0
         return Judged(entry.item, value, score, entry.response)
+
+
+def _spelled(name: Any) -> str:
+    return str(name).replace("_", " ").casefold()
 
 
 def submit(

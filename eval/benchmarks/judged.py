@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eval.benchmarks import loading
 from eval.benchmarks.base import Benchmark, submit
@@ -86,6 +86,8 @@ class JudgedBenchmark(Benchmark):
     """
 
     rule_lists: bool = False
+    duration_edges: Sequence[float] = ()
+    """Upper ends in seconds of the duration groups, for records whose `duration` is a number."""
     type_field: str = ""
     """Field that tells open questions from choices; "" = questions without options are open."""
 
@@ -97,6 +99,9 @@ class JudgedBenchmark(Benchmark):
                 answer, known = loading.gold_of(record.get(source.answer), (), "plain")
                 draft = replace(draft, texts=(), answer=answer, gold_ok=known)
             kind = self.problem_type if draft.texts else "open-ended"
+            if self.duration_edges:
+                group = duration_group(record.get("duration"), self.duration_edges)
+                draft = replace(draft, meta={**record, "duration_group": group})
             by_rule = self.rule_lists and _LIST.fullmatch(draft.answer) is not None
             yield replace(draft, problem_type=kind, needs_judge=not by_rule)
 
@@ -108,6 +113,20 @@ class JudgedBenchmark(Benchmark):
         gold, question = judge_view(item)
         official = ask_judge(self, item, response, router, gold, question)
         return official, robust if item.sample.options else official
+
+
+def duration_group(duration: Any, edges: Sequence[float]) -> str:
+    """Name of the group of a duration: "0-60", "60-300", "300+"; a duration that is no number is its own group."""
+    try:
+        seconds = float(duration)
+    except (TypeError, ValueError):
+        return str(duration or "")
+    low = 0.0
+    for high in edges:
+        if seconds <= high:
+            return f"{low:g}-{high:g}"
+        low = high
+    return f"{low:g}+"
 
 
 def judge_view(item: BenchmarkItem) -> tuple[str, str]:

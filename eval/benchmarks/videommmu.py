@@ -15,6 +15,7 @@ from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.readers import Record, lookup
 from eval.benchmarks.source import Source
+from eval.benchmarks.types import Summary
 
 _DISCIPLINES = {
     "Art": ("Art", "Art_Theory", "Design", "Music"),
@@ -93,6 +94,12 @@ class VideoMMMU(Benchmark):
         tracks = tables.get("track", {})
         present = {name: tracks[name].value for name in TRACKS if name in tracks}
         return {"overall": metrics.mean_of(present.values()), **present}, tables
+
+
+def knowledge_gain(question_only: Summary, with_video: Summary) -> float | None:
+    """Delta knowledge in percent from a run of `videommmu_question_only` and one of `videommmu`; None without both."""
+    before, after = question_only.headline.get("Adaptation"), with_video.headline.get("Adaptation")
+    return None if before is None or after is None else metrics.delta_knowledge(before, after)
 
 
 def discipline(identifier: str) -> str:
