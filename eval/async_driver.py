@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -111,20 +112,21 @@ class AsyncDriver:
 
     def run(self, requests: Iterable[GenerateRequest | None]) -> Iterator[Outcome]:
         """See `Driver`."""
-        self.start()
         run = _Run(threading.Semaphore(self._max_in_flight * len(self._slots)))
-        began = time.monotonic()
-        for slot in self._slots:
-            slot.active_s = 0.0
-        feeder = threading.Thread(target=self._feed, args=(requests, run), name="feeder", daemon=True)
-        pumps = [
-            asyncio.run_coroutine_threadsafe(self._pump(slot, run), self._loop)
-            for slot in self._slots
-            for _ in range(self._max_in_flight)
-        ]
-        feeder.start()
+        # Items are prepared while the engines load.
+        threading.Thread(target=self._feed, args=(requests, run), name="feeder", daemon=True).start()
+        pumps: list[Future] = []
+        began = None
         taken = 0
         try:
+            self.start()
+            began = time.monotonic()
+            for slot in self._slots:
+                slot.active_s = 0.0
+                pumps += [
+                    asyncio.run_coroutine_threadsafe(self._pump(slot, run), self._loop)
+                    for _ in range(self._max_in_flight)
+                ]
             while not (run.fed and taken == run.given):
                 outcome = run.outcomes.get()
                 if isinstance(outcome, BaseException):
@@ -139,8 +141,9 @@ class AsyncDriver:
             run.slots.release()
             for pump in pumps:
                 pump.cancel()
-            self.stats.span_s += (time.monotonic() - began) * len(self._slots)
-            self.stats.active_s += sum(slot.active_s for slot in self._slots)
+            if began is not None:
+                self.stats.span_s += (time.monotonic() - began) * len(self._slots)
+                self.stats.active_s += sum(slot.active_s for slot in self._slots)
 
     def close(self) -> None:
         """Release the engines."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from eval.heldout import complete, evaluate_batches, summarise
+from eval.records import write_json
+from eval.slices import slice_metrics
 from eval.types import EvalRecord
 
 if TYPE_CHECKING:
+    from eval.slices import BenchmarkSlices
     from rewards.router import RewardRouter
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class EvaluationCallback(L.Callback):
         temperature: 0 = greedy.
         seed: of the responses when the temperature is not 0.
         timeout: seconds to wait for outstanding scores of a batch.
+        slices: benchmarks asked at the same times; None = only the held-out split.
+        best_metric: metric whose best step is remembered in `<run_dir>/evaluation/best.json`, for instance
+            `eval/mean` or `val/accuracy_mean`; the checkpoint callback keeps that step's checkpoint. None = none.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class EvaluationCallback(L.Callback):
         temperature: float = 0.0,
         seed: int = 0,
         timeout: float = 300.0,
+        slices: BenchmarkSlices | None = None,
+        best_metric: str | None = None,
     ) -> None:
         if every_n_steps < 0:
             raise ValueError(f"every_n_steps={every_n_steps} is negative; use 0 for start and end only")
@@ -64,6 +70,9 @@ class EvaluationCallback(L.Callback):
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._max_tokens, self._temperature, self._seed = max_tokens, temperature, seed
         self._timeout = timeout
+        self._slices, self._best_metric = slices, best_metric
+        self.best: dict[str, Any] | None = None
+        """{"step", "metric", "value"} of the best evaluation so far; part of the checkpoint."""
         self.last_results: dict[str, Any] | None = None
         """{"step", "metrics", "records"} of the latest evaluation."""
 
@@ -88,7 +97,7 @@ class EvaluationCallback(L.Callback):
         started = time.monotonic()
         datamodule = trainer.datamodule
         samples = {sample.uid: sample for sample in datamodule.val_samples}
-        if not samples:
+        if not samples and self._slices is None:
             return {}
         engine = _engine_callback(trainer)
         sampling = dataclasses.replace(engine.sampling, n=1, temperature=self._temperature, top_p=1.0, top_k=-1)
@@ -105,12 +114,46 @@ class EvaluationCallback(L.Callback):
                 seed=self._seed,
                 timeout=self._timeout,
             )
+            sliced = self._evaluate_slices(trainer, engine, sampling)
         records = complete(_gather(own), list(samples.values()))
-        metrics = summarise(records) | {"val/seconds": time.monotonic() - started}
-        self.last_results = {"step": pl_module.rl_step, "metrics": metrics, "records": records}
+        metrics = summarise(records) | slice_metrics(sliced) | {"val/seconds": time.monotonic() - started}
+        self.last_results = {"step": pl_module.rl_step, "metrics": metrics, "records": records, "slices": sliced}
+        self._remember_best(pl_module.rl_step, metrics)
         if trainer.is_global_zero:
             self._publish(trainer, pl_module.rl_step, metrics, records)
         return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best evaluation so far."""
+        return dict(self.best or {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the best evaluation of the run so far."""
+        self.best = dict(state_dict) or None
+
+    def _evaluate_slices(self, trainer: L.Trainer, engine: Any, sampling: Any) -> list[Any]:
+        if self._slices is None:
+            return []
+        return self._slices.evaluate(
+            engine.generate_fn,
+            self.router,
+            sampling,
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            gather=_gather,
+            seed=self._seed,
+            timeout_s=self._timeout,
+        )
+
+    def _remember_best(self, step: int, metrics: dict[str, float]) -> None:
+        if self._best_metric is None:
+            return
+        if self._best_metric not in metrics:
+            raise ValueError(f"best_metric={self._best_metric} is not among the metrics: {', '.join(sorted(metrics))}")
+        value = metrics[self._best_metric]
+        # A later step must be better, not equal: the earliest of equals is kept.
+        if self.best is None or value > self.best["value"]:
+            self.best = {"step": step, "metric": self._best_metric, "value": value}
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """End the scorer's processes."""
@@ -119,25 +162,30 @@ class EvaluationCallback(L.Callback):
     def _publish(self, trainer: L.Trainer, step: int, metrics: dict[str, float], records: list[EvalRecord]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
-        log.info(
-            "evaluation after step %d: accuracy %.3f over %d items (%d failed, %d unparsed), %.1f s",
-            step,
-            metrics["val/accuracy_mean"],
-            len(records),
-            metrics["val/failed"],
-            metrics["val/unparsed"],
-            metrics["val/seconds"],
-        )
+        if records:
+            log.info(
+                "evaluation after step %d: accuracy %.3f over %d items (%d failed, %d unparsed), %.1f s",
+                step,
+                metrics["val/accuracy_mean"],
+                len(records),
+                metrics["val/failed"],
+                metrics["val/unparsed"],
+                metrics["val/seconds"],
+            )
+        for summary, _ in self.last_results["slices"]:
+            name, value = next(iter(summary.headline.items()))
+            shown = "not judged" if value is None else f"{value:.1f}"
+            log.info("evaluation after step %d: %s %s %s (%s)", step, summary.benchmark, name, shown, summary.counts)
         if self._run_dir is None:
             return
         folder = self._run_dir / "evaluation"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"step_{step:06d}.json"
+        slices = {summary.benchmark: rows for summary, rows in self.last_results["slices"]}
         content = {"step": step, "metrics": metrics, "records": [dataclasses.asdict(record) for record in records]}
-        # Whole or not at all: a reader (or a resumed run) never meets half a file.
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-        os.replace(temporary, path)
+        write_json(path, content | ({"slices": slices} if slices else {}))
+        if self.best is not None:
+            write_json(folder / "best.json", self.best)
 
 
 def _engine_callback(trainer: L.Trainer) -> Any:

@@ -26,7 +26,7 @@ class CheckpointCallback(L.Callback):
         run_dir: the run's folder.
         resume_from: checkpoint to continue from, or None.
         every_n_steps: period in RL steps.
-        keep_last: older checkpoints beyond this number are deleted; 0 keeps all.
+        keep_last: older checkpoints beyond this number are deleted, the best one excepted; 0 keeps all.
         max_steps: the step after which training ends.
     """
 
@@ -68,7 +68,8 @@ class CheckpointCallback(L.Callback):
     ) -> None:
         """Save when it is time, when the run is over or when a stop was agreed."""
         step = pl_module.rl_step
-        if step % self._every_n_steps == 0 or step >= self._max_steps or trainer.should_stop:
+        due = step % self._every_n_steps == 0 or step >= self._max_steps or trainer.should_stop
+        if due or step in best_steps(trainer):
             self.save(trainer, pl_module)
 
     def save(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Path:
@@ -84,14 +85,21 @@ class CheckpointCallback(L.Callback):
         self._saved_step = step
         if trainer.is_global_zero:
             write_status(self._run_dir, "running", step=step, max_steps=self._max_steps)
-            self._delete_old()
+            self._delete_old(best_steps(trainer))
         log.debug("checkpoint of step %d in %.2f s", step, time.monotonic() - started)
         return path
 
-    def _delete_old(self) -> None:
+    def _delete_old(self, kept: set[int]) -> None:
         if self._keep_last > 0:
-            for path in list(checkpoint_steps(self._run_dir).values())[: -self._keep_last]:
-                shutil.rmtree(path, ignore_errors=True)
+            for step, path in list(checkpoint_steps(self._run_dir).items())[: -self._keep_last]:
+                if step not in kept:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def best_steps(trainer: L.Trainer) -> set[int]:
+    """Steps that a callback calls its best (`best = {"step": ...}`, equal on all ranks); they are saved and kept."""
+    found = (getattr(callback, "best", None) for callback in trainer.callbacks)
+    return {best["step"] for best in found if isinstance(best, dict) and "step" in best}
 
 
 def _optimizer(trainer: L.Trainer):

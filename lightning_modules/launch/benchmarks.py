@@ -151,8 +151,8 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
             model_path=str(folder),
             frame_policy=plain["frame_policy"],
             benchmark_frames=dict(benchmark.frames),
-            frame_overrides=plain["frames"],
-            image_options=plain["images"],
+            frame_overrides=_given(plain["frames"]),
+            image_options=_given(plain["images"]),
             max_prompt_tokens=limit,
             cache_dir=prepare["cache_dir"],
             cache_codec=prepare["cache_codec"],
@@ -161,6 +161,10 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         )
 
     return options, settings
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _model(path: str) -> Path:
