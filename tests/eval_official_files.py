@@ -85,14 +85,16 @@ def tempcompass(folder: Path) -> None:
         ),
         "captioning": (
             {
-                "question": "Describe the motion in the video.",
-                "mc_question": "What is the man doing?\nA. running\nB. walking",
-                "mc_answer": "B. walking",
+                "question": "Pick the fitting information and write a caption.\nInformation A: {'action': 'walking'}\n"
+                "Information B: {'action': 'running'}\nGenerated Caption:",
+                "answer": "A. walking",
             },
         ),
     }
     for kind, rows in questions.items():
         write_json(folder / "questions" / f"{kind}.json", {"1021488277": {"action": list(rows)}})
+    info = {"1021488277": {"eval_dim": {"action": {"type": "coarse-grained action"}, "speed": None}}}
+    write_json(folder / "meta_info.json", info)
 
 
 def motionbench(folder: Path) -> None:
@@ -199,8 +201,8 @@ def vcrbench(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         ("id", "video_path", "question", "choices", "answer", "dimension", "duration", "multiple-choice"),
-        ("0", "video/a.mp4", "Which room?", "", "Kitchen", "FTR", "30", "0"),
-        ("1", "video/a.mp4", "Which tool?", "{'A': 'saw', 'B': 'axe'}", "B", "VPA", "200", "1"),
+        ("0", "video/a.mp4", "Which room?", "{'A': '', 'B': ''}", "Kitchen", "FTR", "30", "0"),
+        ("1", "video/a.mp4", '"Which tool?A. saw\nB. axe\n"', "{'A': 'saw', 'B': 'axe'}", "B", "VPA", "200", "1"),
         ("2", "video/a.mp4", "When does it fall?", "", "[10, 20]", "TSG", "400", "0"),
     ]
     (folder / "VCR-Bench.tsv").write_text("\n".join("\t".join(row) for row in rows) + "\n", encoding="utf-8")

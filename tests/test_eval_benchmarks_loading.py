@@ -147,6 +147,17 @@ def test_every_official_field_is_kept(tmp_path: Path) -> None:
     assert {item.meta["duration"] for item in items} == {480.0}
 
 
+def test_captions_know_their_choice_question_and_fine_aspect(tmp_path: Path) -> None:
+    items, _ = catalogue.get("tempcompass").load(eval_official_files.write(tmp_path, "tempcompass"))
+    caption = items[3]
+    assert caption.sample.extra["mc_question"] == "What is the man doing?\nA. running\nB. walking"
+    assert (caption.meta["aspect"], caption.meta["dim"], caption.meta["format"]) == (
+        "coarse-grained action",
+        "action",
+        "captioning",
+    )
+
+
 def test_clips_have_exact_ends(tmp_path: Path) -> None:
     def first(name: str) -> MediaRef:
         return catalogue.get(name).load(eval_official_files.write(tmp_path, name))[0][0].sample.videos[0]
@@ -285,6 +296,9 @@ def test_readers_read_every_format(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(json.dumps(rows).encode()))
     for path in (*paths, packed):
         assert read_records(path) == rows, path.name
+    doubled = tmp_path / "doubled.jsonl"
+    doubled.write_text("".join(json.dumps(json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+    assert read_records(doubled) == rows
     keyed = write_json(tmp_path / "keyed.json", {"k1": {"a": 1}, "k2": {"a": 2}})
     assert read_records(keyed) == [{"_key": "k1", "a": 1}, {"_key": "k2", "a": 2}]
 

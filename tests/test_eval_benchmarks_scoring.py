@@ -152,6 +152,7 @@ def test_the_judge_sees_question_options_and_the_gold_option(
     assert ask("tempcompass", caption, "A man walks.", judging)[1].accuracy == 1.0
     sent = server.requests[-1]["messages"][1]["content"]
     assert "from the description alone" in sent
+    assert "What is the man doing?" in sent  # the choice question about the same video and dimension
     assert "B. walking" in sent
 
 

@@ -98,6 +98,7 @@ class JudgedBenchmark(Benchmark):
             if str(record.get(self.type_field, "")).startswith("open"):
                 answer, known = loading.gold_of(record.get(source.answer), (), "plain")
                 draft = replace(draft, texts=(), answer=answer, gold_ok=known)
+            draft = replace(draft, question=without_options(draft.question, draft.texts))
             kind = self.problem_type if draft.texts else "open-ended"
             if self.duration_edges:
                 group = duration_group(record.get("duration"), self.duration_edges)
@@ -113,6 +114,12 @@ class JudgedBenchmark(Benchmark):
         gold, question = judge_view(item)
         official = ask_judge(self, item, response, router, gold, question)
         return official, robust if item.sample.options else official
+
+
+def without_options(question: str, texts: Sequence[str]) -> str:
+    """The question alone, where the record repeats its options behind it ("Why?A. rain\\nB. sun")."""
+    place = question.find(f"A. {texts[0]}") if texts else -1
+    return question[:place].strip() if place > 0 else question
 
 
 def duration_group(duration: Any, edges: Sequence[float]) -> str:

@@ -51,7 +51,9 @@ def _jsonl(path: Path, text: str) -> list[Record]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
+                # Some published files hold every record as JSON inside of a JSON string.
+                records.append(json.loads(record) if isinstance(record, str) else record)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
     return _checked(path, records)

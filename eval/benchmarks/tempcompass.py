@@ -13,7 +13,7 @@ from eval.benchmarks import loading
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft, option_texts, strip_tags
 from eval.benchmarks.judged import ask_judge, mapped
-from eval.benchmarks.readers import Record
+from eval.benchmarks.readers import Record, read_records
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem
 
@@ -56,7 +56,7 @@ def _holds_questions(value: list) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TempCompass(Benchmark):
-    """Accuracy per format, their mean, and the mean over all items.
+    """Accuracy per format, their mean, and the mean over all items; fine aspects where meta_info.json is there.
 
     Where the official rules find no answer they ask a language model; without one such an answer counts as wrong
     (the official `--disable_llm`). Captions are always judged: the judge answers the multiple-choice question from
@@ -64,10 +64,19 @@ class TempCompass(Benchmark):
     """
 
     def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
-        """Options stand in the question, one per line."""
+        """Options stand in the question, one per line; a caption is judged by its video's first choice question."""
+        info = media.find("meta_info.json")
+        aspects = {entry["_key"]: entry.get("eval_dim") or {} for entry in read_records(info)} if info else {}
+        choices: dict[tuple[str, str], Record] = {}
         for record in records:
-            kind = str(record["format"])
-            draft = loading.plain_draft(self, record, source, media)
+            kind, place = str(record["format"]), (str(record["video_id"]), str(record["dim"]))
+            if kind == "multi-choice":
+                choices.setdefault(place, record)
+            elif kind == "captioning" and "mc_question" not in record and place in choices:
+                first = choices[place]
+                record = {**record, "mc_question": first["question"], "mc_answer": first["answer"]}
+            aspect = (aspects.get(place[0], {}).get(place[1]) or {}).get("type", "")
+            draft = loading.plain_draft(self, {**record, "aspect": aspect}, source, media)
             question, options = str(record["question"]).strip(), ()
             if kind in ("multi-choice", "caption_matching"):
                 head, *lines = [line.strip() for line in question.splitlines() if line.strip()]
