@@ -155,7 +155,10 @@ def test_weightings_by_hand():
     shaped = Shaped(gamma=0.1)(batch, plain)
     want = torch.tensor([-2.0, -2 * 0.5 / 0.6, -1.0, -2.0], dtype=torch.float64)
     torch.testing.assert_close(shaped.loss.detach(), want)
-    assert shaped.diagnostics["off_policy"].tolist() == [0, 1, 1, 0]
+    # Clip diagnostics describe the policy's own tokens: without the mask the second token's would be 1.
+    old = dataclasses.replace(batch, old_logprobs=batch.old_logprobs - 1.0)
+    assert GRPO().token_loss(old).diagnostics["clip_high"].tolist() == [1, 1, 1, 1]
+    assert Shaped()(old, GRPO().token_loss(old)).diagnostics["clip_high"].tolist() == [1, 0, 0, 1]
     for result in (clipped, shaped):
         (gradient,) = torch.autograd.grad(result.loss.sum(), batch.logprobs, retain_graph=True)
         assert torch.isfinite(gradient).all(), "unknown log-probs of the policy's own tokens are not touched"

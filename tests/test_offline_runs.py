@@ -138,7 +138,8 @@ def test_a_prefix_is_continued_by_the_engine(vllm_engine, restore_engine_weights
                 assert not response.offline
         # The engine's log-probs of the continuations are the trainer's behind prompt and prefix.
         assert logged["mismatch/max_diff"] < 1e-4
-        assert logged["policy/off_policy"] == pytest.approx(logged["offline/token_share"])
+        marks = np.concatenate([r.offline_mask for group in groups for r in group.responses])
+        assert logged["offline/token_share"] == pytest.approx(marks.mean())
         assert "prefixed/advantage" in logged
     assert watcher.metrics[0]["offline/prefixes_count"] == 8
 

@@ -33,7 +33,9 @@ class Luffy(GRPO):
         """See the class."""
         on_policy = super().token_loss(batch)
         if batch.off_policy is None or not bool(batch.off_policy.any()):
-            return on_policy
+            # The share is a mean over all tokens of the step, also over micro-batches and ranks without such tokens.
+            none = torch.zeros_like(on_policy.loss.detach())
+            return TokenLoss(on_policy.loss, {**on_policy.diagnostics, "off_policy": none})
         shaped = shaped_loss(batch.logprobs, batch.advantages, self.gamma)
         off = batch.off_policy
         diagnostics = {name: value * ~off for name, value in on_policy.diagnostics.items()}

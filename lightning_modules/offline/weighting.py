@@ -35,8 +35,7 @@ class OffPolicyWeighting(ABC):
         """`result` with the off-policy tokens' losses replaced; the algorithm's diagnostics cover the others only."""
         off = batch.off_policy
         loss = torch.where(off, self.weight * self.token_loss(batch, result.loss), result.loss)
-        diagnostics = {name: value * ~off for name, value in result.diagnostics.items()}
-        return TokenLoss(loss, {**diagnostics, "off_policy": off.float()})
+        return TokenLoss(loss, {name: value * ~off for name, value in result.diagnostics.items()})
 
 
 class AsOnPolicy(OffPolicyWeighting):
