@@ -9,10 +9,11 @@ import torch
 from lightning_modules.algorithms.base import TokenBatch, TokenLoss, group_std
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from datamodules.types import StepBatch
     from lightning_modules.collect import Collected, Key
+    from lightning_modules.layouts.base import Piece
     from lightning_modules.metrics import MetricBag
     from lightning_modules.types import MicroBatch
 
@@ -65,6 +66,17 @@ def _log_responses(bag: MetricBag, data: Collected) -> None:
         bag.add("tokens/response", len(item.token_ids))
     for group in {g for g, _ in data.keys}:
         bag.add("tokens/prompt", data.groups[group].prompt.num_prompt_tokens)
+
+
+def log_balance(bag: MetricBag, plan: Sequence[Sequence[Piece]]) -> None:
+    """Micro-batches of an update and how evenly its work lies on the ranks.
+
+    `balance/cost_max` over `balance/cost_mean` is the time of the slowest rank against that of an even division.
+    """
+    cost = sum(piece.cost for pieces in plan for piece in pieces)
+    bag.max("train/micro_batches", len(plan))
+    bag.max("balance/cost_max", cost)
+    bag.mean("balance/cost_mean", cost)
 
 
 @torch.no_grad()

@@ -16,12 +16,12 @@ import torch
 
 from lightning_modules import diagnostics
 from lightning_modules.algorithms.base import Algorithm, Counts, TokenBatch, TokenLoss
-from lightning_modules.algorithms.importance import ImportanceCorrection
 from lightning_modules.collect import Collected, Key, collect
 from lightning_modules.layouts.base import Context, Layout, Piece, dummy_micro_batch
 from lightning_modules.layouts.planning import plan_micro_batches
 from lightning_modules.metrics import MetricBag, all_reduce, world_size
 from lightning_modules.optim import clip_gradients, learning_rates
+from lightning_modules.update_settings import UpdateSettings
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
@@ -31,44 +31,6 @@ if TYPE_CHECKING:
     from lightning_modules.types import MicroBatch, TokenOutputs
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """How a step's rollouts become optimizer steps."""
-
-    temperature: float = 1.0
-    """The sampling temperature; the trainer divides its logits by it."""
-    micro_batch_tokens: int = 16384
-    """Most tokens (prompt, responses and padding) of one micro-batch."""
-    update_batch_size: int | None = None
-    """Prompts per optimizer step over all ranks; None = the whole rollout batch (one on-policy update)."""
-    epochs: int = 1
-    """Passes over each rollout batch."""
-    clip_norm: float | None = 1.0
-    """Largest global gradient norm; None = no clipping."""
-    entropy: bool = True
-    """Compute token entropies (a diagnostic, and what an entropy bonus needs)."""
-    entropy_bonus: float = 0.0
-    """Weight of the entropy that is added to the objective."""
-    skip_zero_advantage: bool = False
-    """Leave responses with advantage 0 out of the forward where they cannot change the gradient (no KL in the loss, no
-    entropy bonus). The update is the same; token diagnostics then describe the remaining responses only."""
-    importance: ImportanceCorrection | None = None
-    """Correction for the engine's slightly different distribution; None = off."""
-    max_bad_updates: int = 3
-    """Non-finite updates in a row after which the run stops."""
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: training needs samples of a positive temperature")
-        for name in ("micro_batch_tokens", "epochs", "max_bad_updates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.entropy_bonus and not self.entropy:
-            raise ValueError(f"entropy_bonus={self.entropy_bonus} needs entropy: true")
-        if self.update_batch_size is not None and self.update_batch_size < 1:
-            raise ValueError(f"update_batch_size={self.update_batch_size} must be at least 1, or null for all")
 
 
 @dataclass(frozen=True)
@@ -221,7 +183,10 @@ class PolicyUpdater:
 
     def micro_batches(self, data: Collected, keys: Sequence[Key]) -> Iterator[MicroBatch]:
         """Micro-batches of `keys`, built when they are asked for; as many on every rank (short ranks get dummies)."""
-        for pieces in self._plan(data, keys):
+        yield from self._collate(self._plan(data, keys))
+
+    def _collate(self, plan: list[list[Piece]]) -> Iterator[MicroBatch]:
+        for pieces in plan:
             yield self.layout.collate(pieces, self.context) if pieces else dummy_micro_batch(self.context)
 
     def _plan(self, data: Collected, keys: Sequence[Key]) -> list[list[Piece]]:
@@ -252,16 +217,15 @@ class PolicyUpdater:
             return 0
         optimizer.zero_grad(set_to_none=True)
         finite = True
-        micro_batches = 0
         bag.add("losses/policy", 0.0)  # exists also where every micro-batch is a dummy
-        for micro_batch in self.micro_batches(data, self._needed(keys, cache)):
+        plan = self._plan(data, self._needed(keys, cache))
+        diagnostics.log_balance(bag, plan)
+        for micro_batch in self._collate(plan):
             outputs = self._forward(self.policy, micro_batch, self.settings.entropy)
             loss = self._loss(micro_batch, outputs, data, cache, counts, bag, first)
             finite &= bool(torch.isfinite(loss.detach()))
             # Strategies average gradients over ranks; the loss is already a share of the global mean.
             self.backward(loss * world_size())
-            micro_batches += 1
-        bag.max("train/micro_batches", micro_batches)
         if first and self._refused(bag, finite):
             optimizer.zero_grad(set_to_none=True)
             return 0

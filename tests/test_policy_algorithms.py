@@ -187,6 +187,7 @@ def test_dapo_overlong_by_hand():
     dapo = DAPO(overlong_max=100, overlong_buffer=20, advantage=GroupAdvantage(std="none"))
     rewards = table([1.0, 1.0], [0, 0], lengths=torch.tensor([10, 100]))
     assert_close(dapo.advantages(rewards), [0.5, -0.5])
+    assert DAPO(overlong_max=20480).overlong_buffer == 4096, "the paper's share"
     assert dapo.aggregation == "token-mean"
     assert dapo.clip_high == 0.28
 
@@ -245,6 +246,21 @@ def test_needs_follow_the_settings():
     assert GRPO(kl=KLPenalty()).needs.ref_logprobs
     assert not GRPO(kl=KLPenalty(beta=0.0)).needs.ref_logprobs
     assert GRPO(kl=KLPenalty(where="reward")).needs.old_logprobs
+
+
+def test_options_that_would_do_nothing_are_refused():
+    with pytest.raises(ValueError, match="CISPO does not read dual_clip"):
+        CISPO(dual_clip=3.0)
+    with pytest.raises(ValueError, match="RLOO does not read advantage"):
+        RLOO(advantage=GroupAdvantage(std="none"))
+    for algorithm in (GDPO, PassK):
+        with pytest.raises(ValueError, match=f"{algorithm.__name__} does not read: use where='loss'"):
+            algorithm(kl=KLPenalty(where="reward"))
+
+
+def test_fewest_responses_per_prompt():
+    least = [a.min_responses for a in (GRPO(), ReMax(), ReinforcePP(), ReinforcePPBaseline(), PassK(k=4), PassK(k=1))]
+    assert least == [2, 1, 1, 2, 4, 2]
 
 
 def test_clip_schedule_by_hand():

@@ -43,6 +43,16 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
         ),
         (["experiment=tiny_cpu", "trainer.devices=2"], "strategy=single uses one device"),
         (["experiment=tiny_cpu", "module.update_batch_size=9"], "is not a multiple of module.update_batch_size=9"),
+        (
+            ["experiment=tiny_cpu", "rollout.sampling.n=1"],
+            "rollout.sampling.n=1: GRPO compares the responses of one prompt",
+        ),
+        (
+            ["experiment=tiny_cpu", "algorithm=passk", "rollout.sampling.n=3"],
+            "PassK compares the responses of one prompt an",
+        ),
+        (["experiment=tiny_cpu", "algorithm.clip_low=1.5"], "algorithm: clip_low=1.5 must lie in [0, 1)"),
+        (["experiment=tiny_cpu", "data.max_prompt_tokens=2040"], "exceed rollout.engine.max_model_len=2048; use 2056"),
         (["experiment=tiny_cpu", "resume=/nowhere"], "resume=/nowhere: no complete checkpoint"),
         (["experiment=tiny_cpu", "max_steps=0"], "max_steps=0; use 1 or more"),
         (["experiment=qwen3vl_8b"], "data.train_files is not set: add data.train_files=..."),
@@ -95,6 +105,10 @@ def test_plan_of_the_large_run_says_what_the_report_lists(capsys):
     # 128 frames in pairs, 262,144 pixels at 32 x 32 per token: 64 * 256 tokens.
     assert "video prompt up to 16,384 visual tokens (128 frames of 262,144 pixels), response up to 4,096" in output
     assert "unvalidated" in output
+    # Every group fits: 18,432 + 8 * 4,096 = 51,200.
+    assert "a group that shares its prompt up to 51,200 instead of 180,224" in output
+    assert "is split and repeats its prompt" not in output
+    assert "does not fit" not in output
     assert "missing on this machine: data.train_files is not set" in output
 
 

@@ -148,6 +148,8 @@ class Algorithm(ABC):
     """What the algorithm needs by itself; `needs` adds what its KL penalty does."""
     group_based = True
     """Whether advantages compare the responses of one prompt, so that a single response carries no signal."""
+    reads_total = True
+    """Whether advantages come from the total reward; a KL penalty in the reward acts on nothing else."""
     dynamic_sampling: DynamicSampling | None = None
     """Set by algorithms that discard groups without signal and generate until the batch is full."""
 
@@ -165,6 +167,11 @@ class Algorithm(ABC):
         self.max_tokens = max_tokens
         self.step = 0
         self.kl = kl if kl is not None and (kl.beta > 0 or kl.target is not None) else None
+        if self.kl is not None and self.kl.where == "reward" and not self.reads_total:
+            raise ValueError(
+                f"kl where='reward' changes the total reward, which {type(self).__name__} does not read: "
+                "use where='loss'"
+            )
 
     @property
     def needs(self) -> Needs:
@@ -173,6 +180,11 @@ class Algorithm(ABC):
             return self.base_needs
         old = self.base_needs.old_logprobs or self.kl.where == "reward"
         return replace(self.base_needs, ref_logprobs=True, old_logprobs=old)
+
+    @property
+    def min_responses(self) -> int:
+        """Fewest responses per prompt that this configuration can learn from."""
+        return 2 if self.group_based else 1
 
     def begin_step(self, step: int) -> None:
         """Called before every RL step with its number; schedules override it."""

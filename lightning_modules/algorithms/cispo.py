@@ -13,8 +13,11 @@ from lightning_modules.algorithms.grpo import GRPO
 class CISPO(GRPO):
     """-sg[clip(r, 1 - low, 1 + high)] A log pi, equations 4 and 5.
 
-    The paper sets no lower bound (`clip_low` close to 1 has that effect) and tunes the upper one.
+    The paper sets no lower bound (`clip_low` close to 1 has that effect) and tunes the upper one. As in the paper the
+    weight is bounded on both sides whatever the advantage's sign.
     """
+
+    ignored = ("dual_clip",)
 
     def __init__(self, clip_low: float = 0.999, clip_high: float = 4.0, **grpo: Any) -> None:
         super().__init__(clip_low=clip_low, clip_high=clip_high, **{"aggregation": "token-mean", **grpo})

@@ -21,7 +21,8 @@ class DAPO(GRPO):
 
     Args:
         overlong_max: response length with the full punishment (the sampling limit); None = no punishment.
-        overlong_buffer: tokens before it over which the punishment grows.
+        overlong_buffer: tokens before it over which the punishment grows; None = a fifth of it (4096 of 20480 in the
+            paper).
         overlong_weight: factor on the punishment.
         dynamic_sampling: discard groups whose rewards are all equal and refill the batch; None = off.
         **grpo: see `GRPO`; the defaults are DAPO's.
@@ -30,12 +31,14 @@ class DAPO(GRPO):
     def __init__(
         self,
         overlong_max: int | None = None,
-        overlong_buffer: int = 4096,
+        overlong_buffer: int | None = None,
         overlong_weight: float = 1.0,
         dynamic_sampling: DynamicSampling | None = None,
         **grpo: Any,
     ) -> None:
         super().__init__(**{"clip_high": 0.28, "aggregation": "token-mean", **grpo})
+        if overlong_max is not None and overlong_buffer is None:
+            overlong_buffer = max(1, overlong_max // 5)
         if overlong_max is not None and not 0 < overlong_buffer <= overlong_max:
             raise ValueError(
                 f"overlong_buffer={overlong_buffer} must be positive and at most overlong_max={overlong_max}"

@@ -11,6 +11,9 @@ from lightning_modules.algorithms.grpo import GRPO
 class DrGRPO(GRPO):
     """GRPO without its two biases (towards short right and long wrong answers, and towards easy or hard prompts).
 
+    As in the paper's code and TRL's `dr_grpo`, the mean over responses of token sums over the constant; veRL's
+    `seq-mean-token-sum-norm` has been without the division by the number of responses.
+
     Args:
         max_tokens: the constant divisor, usually the longest response.
         **grpo: see `GRPO`.

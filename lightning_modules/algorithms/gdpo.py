@@ -23,6 +23,9 @@ class GDPO(GRPO):
         **grpo: see `GRPO`.
     """
 
+    ignored = ("advantage",)
+    reads_total = False
+
     def __init__(self, weights: Mapping[str, float] | None = None, eps: float = 1e-6, **grpo: Any) -> None:
         super().__init__(**grpo)
         self.weights = dict(weights or {"accuracy": 1.0, "format": 1.0})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -67,6 +67,9 @@ def clip_fractions(
 class GRPO(Algorithm):
     """Group-relative advantages and a clipped surrogate.
 
+    The paper writes std(r) without saying which: the sample deviation (n - 1) here, as in veRL and TRL, plus 1e-6 as in
+    veRL (TRL adds 1e-4). `seq-mean-token-mean` is the paper's equation 3.
+
     Args:
         clip_low: lower clip distance; the ratio is bounded below by 1 - clip_low.
         clip_high: upper clip distance.
@@ -77,6 +80,9 @@ class GRPO(Algorithm):
         kl: penalty towards a reference model; None = off, no reference in memory.
         clip_schedule: moves the clip range during the run; None = fixed.
     """
+
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Options that a subclass does not read; setting one is an error."""
 
     def __init__(
         self,
@@ -94,6 +100,9 @@ class GRPO(Algorithm):
             raise ValueError(f"clip_low={clip_low} must lie in [0, 1) and clip_high={clip_high} be at least 0")
         if dual_clip is not None and dual_clip <= 1:
             raise ValueError(f"dual_clip={dual_clip} must be greater than 1 (or null)")
+        given = {"dual_clip": dual_clip, "advantage": advantage, "clip_schedule": clip_schedule}
+        if useless := [name for name in self.ignored if given[name] is not None]:
+            raise ValueError(f"{type(self).__name__} does not read {', '.join(useless)}: leave it out")
         self.clip_low = self._first_low = clip_low
         self.clip_high = self._first_high = clip_high
         self.dual_clip = dual_clip

@@ -16,6 +16,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KLKind
 
     With d = logprobs - ref_logprobs (http://joschu.net/blog/kl-approx.html): k1 = d (unbiased, high variance),
     k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, non-negative; GRPO's), abs = |d|, mse = d^2 / 2 (veRL's name of k2).
+    veRL also bounds k3 to [-10, 10]; here only the exponential's argument is bounded.
 
     Args:
         logprobs: float [R].

@@ -35,12 +35,20 @@ class PassK(GRPO):
         **grpo: see `GRPO`.
     """
 
+    ignored = ("advantage",)
+    reads_total = False
+
     def __init__(self, k: int = 4, threshold: float = 0.5, **grpo: Any) -> None:
         super().__init__(**grpo)
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
         self.k = k
         self.threshold = threshold
+
+    @property
+    def min_responses(self) -> int:
+        """See `Algorithm.min_responses`."""
+        return max(super().min_responses, self.k)
 
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
         """See the class.

@@ -15,8 +15,12 @@ class ReinforcePP(GRPO):
     """Advantage = reward, whitened over all tokens of the global batch; PPO clip; no critic, no group.
 
     Statistics weight every response by its length, as veRL's masked whitening over tokens does (the paper says batch
-    mean and standard deviation without naming the unit). A KL penalty in the reward acts on the whole response.
+    mean and standard deviation without naming the unit); the population variance, where veRL corrects by
+    tokens / (tokens - 1). A KL penalty in the reward acts on the whole response, where the paper gives each token the
+    penalty of those behind it.
     """
+
+    ignored = ("advantage",)
 
     group_based = False
 

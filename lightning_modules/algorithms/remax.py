@@ -11,7 +11,13 @@ from lightning_modules.algorithms.grpo import GRPO
 
 
 class ReMax(GRPO):
-    """A = r - r_greedy, algorithm 1. Works with one response per prompt."""
+    """A = r - r_greedy, algorithm 1. Works with one response per prompt.
+
+    A KL penalty in the reward lowers r only, not the baseline; veRL adds it per token (return to go), here it counts
+    for the whole response.
+    """
+
+    ignored = ("advantage",)
 
     base_needs = Needs(greedy_baseline=True)
     group_based = False

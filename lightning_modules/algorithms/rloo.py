@@ -11,7 +11,13 @@ from lightning_modules.algorithms.grpo import GRPO
 
 
 class RLOO(GRPO):
-    """A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) (r_i - group mean); unbiased, not scaled."""
+    """A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) (r_i - group mean); unbiased, not scaled.
+
+    The paper's gradient is that of whole responses (the sum over their tokens); the token mean differs from it by one
+    factor for the whole batch. TRL's and veRL's advantages are the same.
+    """
+
+    ignored = ("advantage",)
 
     def __init__(self, **grpo: Any) -> None:
         super().__init__(**{"aggregation": "token-mean", **grpo})

@@ -21,6 +21,8 @@ class SAPO(GRPO):
         **grpo: see `GRPO`; the clip range is not used.
     """
 
+    ignored = ("dual_clip", "clip_schedule")
+
     def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05, **grpo: Any) -> None:
         super().__init__(**grpo)
         if min(tau_positive, tau_negative) <= 0:

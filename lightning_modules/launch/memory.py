@@ -23,15 +23,27 @@ def memory_plan(plain: dict[str, Any], world: int) -> list[str]:
     prompt = visual_tokens(pixels, frames, factor, temporal)
     response, n = int(sampling.get("max_tokens", 0)), int(sampling.get("n", 1))
     budget = int(module.get("micro_batch_tokens") or 0)
-    group = prompt + n * response
+    # The prompt's text comes on top of the visual tokens; its limit is known, its length is not.
+    longest = max(prompt, min(int(data.get("max_prompt_tokens") or prompt), prompt + 4096))
+    group = longest + n * response
     prompts = int(data["rollout_batch_size"]) // world
     lines = [
         f"  tokens: video prompt up to {prompt:,} visual tokens ({frames} frames of {pixels:,} pixels), response up to "
-        f"{response:,}; a group that shares its prompt up to {group:,} instead of {n * (prompt + response):,}"
+        f"{response:,}; a group that shares its prompt up to {group:,} instead of {n * (longest + response):,}"
     ]
+    if prompt and prompt >= int(data.get("max_prompt_tokens") or prompt + 1):
+        lines.append(
+            f"  tokens: data.max_prompt_tokens={int(data['max_prompt_tokens']):,} leaves no room for text beside "
+            f"{prompt:,} visual tokens: the longest videos will be dropped"
+        )
     if budget:
         most = -(-prompts * group // budget)
         lines.append(f"  micro-batches: budget {budget:,} tokens each, at most {most} per rank and step")
+        if "shared_prefix" in str((module.get("layout") or {}).get("_target_", "")) and group > budget:
+            lines.append(
+                "  micro-batches: the longest group is split and repeats its prompt; "
+                f"module.micro_batch_tokens={group} would hold it whole"
+            )
     if not size.get("parameters"):
         return [*lines, "  memory: the model's size is not in its config (model.size), no estimate"]
     return lines + _memory_lines(plain, world, size, max(budget, prompt + response))
@@ -47,8 +59,12 @@ def _memory_lines(plain: dict[str, Any], world: int, size: dict[str, Any], micro
     gathered = parameters / layers * compute * 2 if sharded else 0.0  # the layer in use and the prefetched one
     checkpoints = micro_batch_tokens * hidden * layers * compute
     one_layer = micro_batch_tokens * (hidden * 12 + mlp * 3) * compute
+    # Without checkpointing every layer keeps what its backward reads.
+    activations = checkpoints + one_layer if plain["module"].get("gradient_checkpointing") else layers * one_layer
+    needs_reference = bool((plain.get("algorithm") or {}).get("kl"))
+    reference = parameters * 4 / shards if needs_reference and not plain["module"].get("reference_offload") else 0.0
     logits = 1024 * int(size["vocabulary"]) * 4 * 2
-    update = states + gathered + checkpoints + one_layer + logits
+    update = states + reference + gathered + activations + logits
     tensor_parallel = int(((plain.get("rollout") or {}).get("engine") or {}).get("tensor_parallel_size", 1))
     engine_weights = parameters * 2 / tensor_parallel
     kv_token = 2 * layers * int(size["kv_heads"]) * int(size["head_dim"]) * 2 / tensor_parallel
@@ -61,8 +77,10 @@ def _memory_lines(plain: dict[str, Any], world: int, size: dict[str, Any], micro
 
     lines = [
         "  memory per GPU in GiB (unvalidated until measured on the target machine):",
-        f"    update phase: states {gib(states)} + gathered layers {gib(gathered)} + activations "
-        f"{gib(checkpoints + one_layer)} + log-prob chunk {gib(logits)} = {gib(update)} (engine asleep)",
+        f"    update phase: states {gib(states)} + "
+        + (f"reference {gib(reference)} + " if reference else "")
+        + f"gathered layers {gib(gathered)} + activations {gib(activations)} + log-prob chunk {gib(logits)} "
+        + f"= {gib(update)} (engine asleep)",
     ]
     if capacity:
         lines.append(
@@ -72,5 +90,8 @@ def _memory_lines(plain: dict[str, Any], world: int, size: dict[str, Any], micro
         if states + capacity * share > capacity:
             lines.append("    rollout phase does not fit: lower rollout.engine.gpu_memory_utilization")
         if update > capacity:
-            lines.append("    update phase does not fit: lower module.micro_batch_tokens")
+            lines.append(
+                "    update phase does not fit: lower module.micro_batch_tokens"
+                + ("" if plain["module"].get("gradient_checkpointing") else ", or module.gradient_checkpointing=true")
+            )
     return lines

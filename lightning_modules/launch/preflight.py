@@ -26,7 +26,12 @@ log = logging.getLogger("preflight")
 def check(config: DictConfig) -> None:
     """Raise ConfigError when the run cannot work on this machine or its numbers do not fit together."""
     plain = to_plain(config)
-    problems = [*arithmetic_problems(plain), *machine_problems(plain), *path_problems(plain)]
+    problems = [
+        *arithmetic_problems(plain),
+        *method_problems(plain),
+        *machine_problems(plain),
+        *path_problems(plain),
+    ]
     if problems:
         raise ConfigError("; ".join(problems) if len(problems) == 1 else "\n  - " + "\n  - ".join(problems))
 
@@ -67,6 +72,47 @@ def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
     if "single" in plain["strategy"]["_target_"] and world > 1:
         problems.append(f"strategy=single uses one device, but the run has {world} ranks; use strategy=fsdp or ddp")
     return problems
+
+
+def method_problems(plain: dict[str, Any]) -> list[str]:
+    """What algorithm, model family, layout and rollouts ask of each other; builds the algorithm, loads nothing."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import get_class, instantiate
+
+    problems = []
+    family, layout = (_get(plain, key) for key in ("model.family._target_", "module.layout._target_"))
+    if family and layout:
+        family_class, layout_name = get_class(family), get_class(layout).name
+        if layout_name not in family_class.layouts:
+            problems.append(
+                f"module/layout={layout_name} is not available for {family_class.name}: "
+                f"{family_class.layout_note or 'not exact there'}; use one of {', '.join(sorted(family_class.layouts))}"
+            )
+    if not _generates(plain):
+        return problems
+    try:
+        algorithm = instantiate(plain["algorithm"], _convert_="all")
+    except InstantiationException as error:
+        return [*problems, f"algorithm: {error.__cause__ or error}"]
+    n, least = int(_get(plain, "rollout.sampling.n", 1)), algorithm.min_responses
+    if n < least:
+        problems.append(
+            f"rollout.sampling.n={n}: {type(algorithm).__name__} compares the responses of one prompt and needs at "
+            f"least {least}; use n={least} or more, or an algorithm that takes single responses (reinforce_pp, remax)"
+        )
+    limit, prompt = _get(plain, "rollout.engine.max_model_len"), _get(plain, "data.max_prompt_tokens")
+    response = int(_get(plain, "rollout.sampling.max_tokens", 0))
+    if limit and prompt and int(prompt) + response > int(limit):
+        problems.append(
+            f"data.max_prompt_tokens={prompt} and rollout.sampling.max_tokens={response} exceed "
+            f"rollout.engine.max_model_len={limit}; use {int(prompt) + response}"
+        )
+    return problems
+
+
+def _generates(plain: dict[str, Any]) -> bool:
+    """Whether the run draws responses from an engine."""
+    return any((c or {}).get("_target_", "").endswith("ColocatedEngineCallback") for c in _callbacks(plain))
 
 
 def _nearest_multiple(value: int, factor: int) -> int:
@@ -110,8 +156,7 @@ def machine_problems(plain: dict[str, Any]) -> list[str]:
             f"trainer.devices={devices}, but this machine has {cpu_count()} cores; use {cpu_count()} or fewer"
         )
     engine = str(_get(plain, "rollout.engine._target_", ""))
-    uses_engine = any((c or {}).get("_target_", "").endswith("ColocatedEngineCallback") for c in _callbacks(plain))
-    if uses_engine and "vllm" in engine.lower() and importlib.util.find_spec("vllm") is None:
+    if _generates(plain) and "vllm" in engine.lower() and importlib.util.find_spec("vllm") is None:
         problems.append("vLLM is not installed: pip install -e '.[gpu]' (or '.[cpu]'), or use rollout=hf")
     return problems
 
@@ -175,7 +220,7 @@ def print_plan(config: DictConfig) -> int:
     plain = to_plain(config)
     for line in plan_lines(plain):
         log.info("%s", line)
-    wrong = arithmetic_problems(plain)
+    wrong = [*arithmetic_problems(plain), *method_problems(plain)]
     missing = [f"{key} is not set" for key in unset] + machine_problems(plain) + path_problems(plain)
     model = str(plain["model"]["path"])
     if not Path(model).is_dir() and model_problem(model) is None and not _cached(model):

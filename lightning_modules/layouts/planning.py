@@ -15,7 +15,8 @@ def plan_micro_batches(
     """Distribute `pieces` over the fewest micro-batches that fit the budget (at least `min_count`, if possible).
 
     Longest first into the cheapest micro-batch with room, so that costs are even. A piece that exceeds the budget
-    alone gets a micro-batch of its own. Deterministic; the pieces of a micro-batch keep their original order.
+    alone gets a micro-batch of its own. The dearest micro-batch comes first, dummies last: ranks wait for each other in
+    every micro-batch, so their dear ones should meet. Deterministic; the pieces of a micro-batch keep their order.
 
     Args:
         pieces: work of this rank.
@@ -32,7 +33,7 @@ def plan_micro_batches(
         if bins is not None:
             break
         count += 1
-    filled = sorted(sorted(members) for members in bins if members)
+    filled = sorted((sorted(b) for b in bins if b), key=lambda b: (-sum(pieces[i].cost for i in b), b))
     return [[pieces[i] for i in members] for members in filled] + [[]] * (count - len(filled))
 
 
