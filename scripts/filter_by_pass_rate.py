@@ -1,0 +1,142 @@
+"""Measure how often the initial model solves each training sample, for curricula and for leaving samples out.
+
+`python scripts/filter_by_pass_rate.py experiment=tiny_cpu [key=value ...] [--k 8] [--out FILE] [--keep FILE]` answers
+every training sample k times, as in training, and writes {sample id: share of right answers} to --out (default
+`<assets_dir>/seed<seed>/pass_rates.json`). --keep also writes the records with min-rate < pass rate < max-rate, each
+with its `pass_rate`, as an annotation file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lightning_modules.launch.config import ConfigError, build, compose
+from lightning_modules.launch.processes import die_with_parent
+from lightning_modules.launch.training import configure_logging, set_threads
+
+if TYPE_CHECKING:
+    from datamodules.types import Sample
+    from eval.types import EvalRecord
+
+log = logging.getLogger("pass_rate")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and write; returns the exit code."""
+    die_with_parent()
+    configure_logging()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", help="as for train.py")
+    parser.add_argument("--k", type=int, default=8, help="answers per sample")
+    parser.add_argument("--right", type=float, default=0.5, help="accuracy from which an answer counts as right")
+    parser.add_argument("--out", type=Path, help="JSON file of the pass rates")
+    parser.add_argument("--keep", type=Path, help="annotation file of the records in between")
+    parser.add_argument("--min-rate", type=float, default=0.0, help="records at or below this rate are left out")
+    parser.add_argument("--max-rate", type=float, default=1.0, help="records at or above this rate are left out")
+    options = parser.parse_args(arguments)
+    if options.k < 1:
+        log.error("error: --k %d: at least one answer per sample", options.k)
+        return 2
+    try:
+        config = compose("train", options.overrides)
+        rates, samples = measure(config, options.k, options.right)
+    except ConfigError as error:
+        log.error("error: %s", error)
+        return 2
+    out = options.out or Path(config.assets_dir) / f"seed{config.seed}" / "pass_rates.json"
+    write_json(out, rates)
+    kept = {uid for uid, rate in rates.items() if options.min_rate < rate < options.max_rate}
+    if options.keep is not None:
+        files = config.data.train_files
+        records = kept_records([files] if isinstance(files, str) else files, samples, rates, kept)
+        write_text(options.keep, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    mean = sum(rates.values()) / max(1, len(rates))
+    log.info("%d samples, mean pass rate %.3f, %d between the bounds: %s", len(rates), mean, len(kept), out)
+    return 0
+
+
+def measure(config: Any, k: int, right: float) -> tuple[dict[str, float], list[Sample]]:
+    """Pass rate per sample id, and the samples; failed items count as wrong. Each batch is prepared once."""
+    from eval.heldout import complete, evaluate_batches
+    from rollout.callback import resolve_sampling
+
+    set_threads(1, config.trainer.threads_per_rank)
+    # The training split takes the place of the held-out one: one pass in file order.
+    datamodule = build(config.data, val_files=config.data.train_files)
+    datamodule.set_rank(0, 1)
+    datamodule.setup()
+    router = build(config.reward)
+    sampling = resolve_sampling(build(config.rollout.sampling), config.model.path)
+    alone = {"tensor_parallel_size": 1, "load_weights": True}
+    extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
+    engine = build(config.rollout.engine, **extra)()
+    samples = datamodule.val_samples
+    by_uid = {sample.uid: sample for sample in samples}
+    found: list[list[EvalRecord]] = [[] for _ in range(k)]
+    try:
+        for batch in datamodule.val_dataloader():
+            for number in range(k):
+                seed = int(config.seed) * k + number
+                found[number] += evaluate_batches([batch], by_uid, engine.generate, router, sampling, seed=seed)
+    finally:
+        engine.close()
+        router.close()
+    return pass_rates([complete(records, samples) for records in found], right), samples
+
+
+def pass_rates(rounds: Iterable[Sequence[EvalRecord]], right: float) -> dict[str, float]:
+    """Share of right answers per sample id, over rounds of one answer each."""
+    values: dict[str, list[bool]] = defaultdict(list)
+    for records in rounds:
+        for record in records:
+            values[record.uid].append(record.accuracy >= right)
+    return {uid: sum(hits) / len(hits) for uid, hits in values.items()}
+
+
+def kept_records(
+    files: Sequence[str], samples: Sequence[Sample], rates: dict[str, float], kept: set[str]
+) -> list[dict[str, Any]]:
+    """The original records of the samples in `kept`, each with its `pass_rate`.
+
+    Raises:
+        ConfigError: a file is not JSON lines, or its records have no `problem_id` to be found by.
+    """
+    known = {sample.uid for sample in samples}
+    records = []
+    for file in files:
+        for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                record = json.loads(line)
+                uid = f"{record.get('data_source') or Path(file).name.split('.')[0]}:{record['problem_id']}"
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ConfigError(f"--keep reads JSON lines with problem_id; {file}:{number}: {error!r}") from error
+            if uid in known & kept:
+                records.append({**record, "pass_rate": rates[uid]})
+    return records
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
