@@ -233,6 +233,9 @@ def submit(
 ) -> Future[Score]:
     """One score through the router, with everything that is known about the item.
 
+    Official scorers get the response as an inference server hands it on: without a finished thinking block and without
+    blanks at its ends (after an answer prefix such as "Answer:" models begin with a blank).
+
     Args:
         benchmark: names the official scorer.
         item: question, gold and options.
@@ -252,6 +255,8 @@ def submit(
         "options": sample.options,
         "benchmark": benchmark.scorer,
     }
+    if mode == "official":
+        response = response.rpartition("</think>")[2].strip()
     try:
         return router.submit(response=response, mode=mode, **{**fields, **arguments, **changes})
     except ValueError as error:

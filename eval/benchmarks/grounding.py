@@ -43,7 +43,7 @@ class CharadesSTA(Benchmark):
 
     def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
         """IoU by the sentence parser, or by the strict JSON parser where the answer is JSON; and the robust IoU."""
-        kind = "temporal grounding (json)" if "{" in response else "temporal grounding"
+        kind = "temporal grounding (json)" if "{" in strip_thinking(response) else "temporal grounding"
         return submit(self, item, response, router, "official", problem_type=kind), submit(
             self, item, response, router, "robust"
         )
