@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.lock.sha256
 LOCK := requirements/cpu.lock
 
-.PHONY: demo test test-all lint env clean
+.PHONY: demo eval-demo test test-all lint env clean
 
 env: $(STAMP)
 
@@ -20,6 +20,9 @@ $(STAMP): $(LOCK)
 
 demo: env
 	$(VENV)/bin/python train.py experiment=tiny_cpu
+
+eval-demo: env
+	$(VENV)/bin/python scripts/eval_demo.py
 
 test: env
 	$(VENV)/bin/python -m pytest -m "not slow and not gpu"

@@ -49,7 +49,7 @@ setup(
     description="Reinforcement learning and evaluation for video vision-language models on PyTorch Lightning",
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
-    package_data={"datamodules": ["templates/*/*.jinja"]},
+    package_data={"datamodules": ["templates/*/*.jinja"], "eval": ["report/page.html"]},
     install_requires=BASE,
     extras_require=EXTRAS,
 )

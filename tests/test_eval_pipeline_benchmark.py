@@ -191,3 +191,47 @@ def test_settings_that_change_answers_are_another_run(tmp_path, drawn, tiny_mode
     keys.add(BenchmarkRun(run.benchmark, hot, run.settings).key)
     assert len(keys) == 7
     assert make_run(tmp_path / "elsewhere", drawn, tiny_model_dir, limit=3, processes=2).key == run.key
+
+
+def test_slices_during_training_give_the_figures_of_the_command(tmp_path, drawn, tiny_model_dir, finished):
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    from eval.slices import BenchmarkSlices, slice_metrics
+    from rewards.router import RewardRouter
+    from rollout.callback import resolve_sampling
+    from rollout.engines.hf import HFEngine
+
+    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=8), tiny_model_dir)
+    calls = {0: 0, 1: 0}
+    rows: list = []
+    barrier = threading.Barrier(2)
+
+    def rank(number: int):
+        engine = HFEngine(tiny_model_dir)
+
+        def generate(requests):
+            calls[number] += 1
+            yield from engine.generate(requests)
+
+        def gather(own):
+            rows.extend(own)
+            barrier.wait(timeout=120)
+            return list(rows)
+
+        # 12 items in batches of 5: the ranks have 7 and 5 items and must call the engine equally often.
+        slices = BenchmarkSlices(
+            ["charades_sta"], str(drawn), str(tiny_model_dir), limit=12, batch_size=5, frames=FRAMES
+        )
+        with RewardRouter() as router:
+            return slices.evaluate(generate, router, sampling, number, 2, gather)
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(rank, [0, 1]))
+    assert calls == {0: 2, 1: 2}
+    for found in both:
+        ((summary, records),) = found
+        assert dict(summary.headline) == finished[1]["headline"]
+        assert {**summary.counts} == finished[1]["counts"]
+        assert len(records) == 12
+        assert slice_metrics(found)["eval/mean"] == summary.headline["mIoU"]

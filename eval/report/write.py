@@ -146,12 +146,17 @@ def page(results: Sequence[Result], table: Sequence[Row], before: Sequence[Resul
 
 def write_scalars(results: Sequence[Result], folder: Path, step: int) -> None:
     """TensorBoard scalars `eval/<benchmark>/<metric>`, both extractions, and the counts."""
-    from torch.utils.tensorboard import SummaryWriter
+    import time
 
-    with SummaryWriter(str(folder)) as writer:
-        for result in results:
-            for tag, value in scalars(result).items():
-                writer.add_scalar(tag, value, step)
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for result in results:
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result).items()]
+        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    writer.close()
 
 
 def scalars(result: Result) -> dict[str, float]:

@@ -18,9 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(1, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from datamodules.types import PreparedSample, Sample
 from eval.async_driver import AsyncDriver
@@ -32,6 +31,7 @@ from eval.prepare import ReadyItem
 from eval.records import RecordLog
 from rollout.types import GenerateRequest, Response, SamplingSpec
 
+ROOT = Path(__file__).resolve().parents[2]
 GREEDY = SamplingSpec(n=1, temperature=0.0, max_tokens=4)
 
 
@@ -133,9 +133,9 @@ def measure(name: str, count: int, decode_s: float, generate_s: float, batch: in
 def latency(scale: float) -> list[dict]:
     """The latency cases; `scale` lengthens all waits."""
     return [
-        measure("decode-bound", 240, 0.1 * scale, 0.1 * scale, 8, 8),
-        measure("balanced", 160, 0.1 * scale, 0.2 * scale, 16, 8),
-        measure("generation-bound", 160, 0.02 * scale, 0.2 * scale, 8, 4),
+        measure("decode-bound", 480, 0.15 * scale, 0.15 * scale, 8, 8),
+        measure("balanced", 160, 0.1 * scale, 0.6 * scale, 8, 4),
+        measure("generation-bound", 160, 0.02 * scale, 0.4 * scale, 8, 4),
     ]
 
 
