@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_curriculum_goes_from_high_to_low_pass_rates(tmp_path):
     chosen = ("data=synthetic_curriculum", f"data.order.rates_file={file}")
     easy = order(*chosen)
     bands = [easy[i : i + 4] for i in range(0, 20, 4)]
-    assert all(min(a) > max(b) for a, b in zip(bands[:-1], bands[1:], strict=True))
+    assert all(min(a) > max(b) for a, b in itertools.pairwise(bands))
     assert easy != sorted(easy, reverse=True), "shuffled within each band"
     hard = order(*chosen, "data.order.easy_first=false")
     assert max(hard[:4]) < min(hard[-4:])
