@@ -10,7 +10,9 @@ that are missing are listed with their places, and the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
 
 ANNOTATIONS = ("*.json", "*.jsonl", "*.parquet", "*.csv", "*.tsv", "*.srt", "subtitle*.zip", "*subtitle*.tar*")
+
+SPLIT_ARCHIVE = re.compile(r"\.part[._-]?\w+$|\.(?:zip|tar|gz)\.\w{2,3}$|\.z\d\d$")
+TAR_ARCHIVE = re.compile(r"\.(?:tar|tgz|tar\.gz)$")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,15 +84,23 @@ def fetch(dataset: str, folder: Path, annotations_only: bool) -> None:
 
 
 def unpack(folder: Path) -> None:
-    """Unpack the zip files of a download beside themselves, once."""
-    for archive in sorted(folder.rglob("*.zip")) if folder.is_dir() else ():
-        marker = archive.with_suffix(".zip.unpacked")
-        if marker.exists() or not zipfile.is_zipfile(archive):
+    """Unpack the archives of a download beside themselves, once; split archives are named."""
+    for archive in sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else ():
+        marker = archive.with_name(f"{archive.name}.unpacked")
+        if marker.exists() or archive.suffix == ".unpacked":
             continue
-        with zipfile.ZipFile(archive) as opened:
-            opened.extractall(archive.parent)  # zipfile keeps members inside of the target
-        marker.touch()
-        print(f"unpacked {archive}")
+        if archive.suffix == ".zip" and zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(archive.parent)  # zipfile keeps members inside of the target
+            marker.touch()
+            print(f"unpacked {archive}")
+        elif TAR_ARCHIVE.search(archive.name) and tarfile.is_tarfile(archive):
+            with tarfile.open(archive) as opened:
+                opened.extractall(archive.parent, filter="data")  # refuses members outside of the target
+            marker.touch()
+            print(f"unpacked {archive}")
+        elif SPLIT_ARCHIVE.search(archive.name):
+            print(f"{archive} is a part of a split archive: join the parts (cat), unpack them in {archive.parent}")
 
 
 def explain(benchmark: Benchmark, root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -54,11 +55,17 @@ def test_what_is_there_is_counted(script: ModuleType, tmp_path: Path, capsys: py
     assert "1 media files are missing" in said
 
 
-def test_archives_are_unpacked_once(script: ModuleType, tmp_path: Path) -> None:
+def test_archives_are_unpacked_once(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "clip.txt").write_text("clip")
+    with tarfile.open(tmp_path / "videos.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "clip.txt", arcname="videos/clip.txt")
+    (tmp_path / "big.tar.part.aa").write_bytes(b"x")
     with zipfile.ZipFile(tmp_path / "subtitle.zip", "w") as archive:
         archive.writestr("subtitle/a.srt", "1")
         archive.writestr("../outside.txt", "2")
     script.unpack(tmp_path)
+    assert (tmp_path / "videos" / "clip.txt").read_text() == "clip"
+    assert "big.tar.part.aa is a part of a split archive" in capsys.readouterr().out
     assert (tmp_path / "subtitle" / "a.srt").read_text() == "1"
     assert not (tmp_path.parent / "outside.txt").exists()
     (tmp_path / "subtitle" / "a.srt").write_text("changed")

@@ -1,0 +1,122 @@
+"""Frame policies, and subtitles that follow the sampled frames: listed or interleaved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from datamodules.video.probe import probe
+from datamodules.video.spec import VideoSpec
+from eval.benchmarks import catalogue
+from eval.benchmarks.subtitles import Line, covering, interleave, read_subtitles
+from eval.frame_policy import frame_options
+from tests import eval_official_files
+from tests.data_media import numbered_frames, write_video
+from tests.eval_helpers import write_json, write_jsonl
+
+
+def test_frame_policies() -> None:
+    assert frame_options("qwen3vl") == {"fps": 2.0, "min_frames": 4, "max_frames": 2048, "total_pixels": 229_376_000}
+    assert frame_options("qwen3vl", factor=28)["total_pixels"] == 224_000 * 784
+    reference = frame_options("reference")
+    assert (reference["max_frames"], reference["max_pixels"], reference["total_pixels"]) == (256, 262_144, 33_554_432)
+    assert frame_options("official") == frame_options("qwen3vl")
+    assert frame_options("official", {"max_frames": 64}) == {"max_frames": 64}
+    with pytest.raises(ValueError, match="'fast'"):
+        frame_options("fast")
+
+
+SRT = """1
+00:00:00,500 --> 00:00:01,400
+<i>hello</i> there
+
+2
+00:00:03,000 --> 00:00:03,100
+too short
+to be seen
+
+3
+00:00:05,000 --> 00:00:09,000
+good bye
+"""
+
+
+def test_subtitles_are_read_in_every_form(tmp_path: Path) -> None:
+    srt = tmp_path / "a.srt"
+    srt.write_text(SRT, encoding="utf-8")
+    lines = read_subtitles(srt)
+    assert lines[0] == Line(0.5, 1.4, "hello there")
+    assert lines[1] == Line(3.0, 3.1, "too short to be seen")
+    spoken = write_json(tmp_path / "b.json", [{"start": "00:00:02.5", "end": "00:01:00", "line": "hi"}])
+    assert read_subtitles(spoken, offset=1.0) == [Line(1.5, 59.0, "hi")]
+    stamped = write_json(tmp_path / "c.json", [{"timestamp": [1.0, 2.0], "text": "hi"}])
+    assert read_subtitles(stamped) == [Line(1.0, 2.0, "hi")]
+    words = write_jsonl(tmp_path / "d.jsonl", [{"text": "a", "start_time": 0.0, "end_time": 0.2}])
+    assert read_subtitles(words) == [Line(0.0, 0.2, "a")]
+    with pytest.raises(ValueError, match=r"e.json: not a known form"):
+        read_subtitles(write_json(tmp_path / "e.json", [{"x": 1}]))
+
+
+def test_which_lines_and_where() -> None:
+    lines = [Line(0.5, 1.4, "a"), Line(3.0, 3.1, "b"), Line(5.0, 9.0, "c")]
+    assert [x.text for x in covering(lines, [0.0, 1.0, 3.3, 6.0])] == ["a", "c"]
+    assert [x.text for x in covering(lines, [0.0, 1.0, 3.3, 6.0], widen=True)] == ["a", "b", "c"]
+    times = [float(t) for t in range(12)]
+    assert interleave(lines, times, unit=4) == [(0, ["a"]), (4, ["b"]), (8, ["c"])]
+    assert interleave([Line(10.0, 11.0, "end")], times, unit=4) == [(12, ["end"])]
+
+
+def test_listed_subtitles_follow_the_frames(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "videomme")
+    folder = tmp_path / "videomme"
+    (folder / "data").mkdir()
+    write_video(folder / "data" / "vid_a.mp4", numbered_frames(100), fps=10)
+    (folder / "subtitle").mkdir()
+    (folder / "subtitle" / "vid_a.srt").write_text(SRT, encoding="utf-8")
+    items, report = catalogue.get("videomme_sub").load(tmp_path)
+    text = items[0].sample.problem
+    assert text.startswith("<video>\nThis video's subtitles are listed below:\nhello there\n")
+    assert "good bye" in text
+    assert "too short" not in text  # frames are half a second apart; none falls between 3.0 and 3.1 s
+    assert report.missing_media == ()
+    assert not any("subtitle" in note for note in report.notes)
+    assert "subtitles" not in catalogue.get("videomme").load(tmp_path)[0][0].sample.problem
+
+
+def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "longvideobench")
+    folder = tmp_path / "longvideobench"
+    (folder / "videos").mkdir()
+    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
+    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 16.0], "text": "second words"}]
+    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    (item,), _ = catalogue.get("longvideobench").load(tmp_path, frame_policy="reference")
+    assert item.sample.problem.startswith("<video>\nfirst words\n<video>\nsecond words\n<video>\nWhat is said")
+    spec, info = VideoSpec(**frame_options("reference")), probe(folder / "videos" / "86Cx.mp4")
+    whole = spec.plan(info)
+    indices: list[int] = []
+    for video in item.sample.videos:
+        part = VideoSpec(**{**frame_options("reference"), **item.frame_options, "fps": video.fps})
+        plan = part.plan(info, video.start, video.end)
+        assert (plan.height, plan.width) == (whole.height, whole.width)
+        indices += plan.indices
+    assert len(indices) == len(whole.indices) == 48
+    assert max(abs(a - b) for a, b in zip(indices, whole.indices, strict=True)) <= 1
+
+
+def test_all_words_of_a_jsonl_file_stand_in_front(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "videomme_v2")
+    words = [{"text": text, "start_time": i, "end_time": i + 0.5} for i, text in enumerate(["we", "all", "go", "home"])]
+    write_jsonl(tmp_path / "videomme_v2" / "subtitle" / "001.jsonl", words)
+    text = catalogue.get("videomme_v2_sub").load(tmp_path)[0][0].sample.problem
+    head = (
+        "<video>\nThese are the frames of a video. This video's subtitles are listed below:\nwe all go home\nQuestion:"
+    )
+    assert text.startswith(head)
+
+
+def test_an_unknown_way_of_subtitles_is_an_error(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "videomme")
+    with pytest.raises(ValueError, match=r"subtitles='spoken'; use one of none, listed"):
+        catalogue.get("videomme", subtitles="spoken").load(tmp_path)
