@@ -304,3 +304,25 @@ def test_a_record_without_gold_is_failed_not_an_exception(router: RewardRouter) 
     state, official, robust = ask("videomme", entry, "A", router)
     assert state == "failed"
     assert "Z" in official.reason + robust.reason
+
+
+def test_published_cards_and_chips_are_reached_by_the_only_way() -> None:
+    """First records of the published card and chip worlds: their last states and targets, solved by hand."""
+    pile = ["8 of Clubs", "3 of Diamonds", "8 of Diamonds", "King of Diamonds", "Queen of Clubs", "Ace of Hearts"]
+    pile += ["Jack of Diamonds", "Jack of Clubs"]  # from bottom to top
+    question = (
+        "to ensure that `pile0` contains exactly the following cards from top to bottom: "
+        "`7 of Diamonds, Jack of Clubs, Jack of Diamonds, Ace of Hearts`, what sequence of actions?"
+    )
+    removals = ", ".join(f"remove {card} from pile0" for card in pile[:5])
+    record = {"states": {"pile0": [[], pile]}}
+    assert reaches_target("card", question, record, f"{removals}, add 7 of Diamonds to pile0") is True
+    assert reaches_target("card", question, record, f"add 7 of Diamonds to pile0, {removals}") is True
+    assert reaches_target("card", question, record, f"{removals}, add 7 of Hearts to pile0") is False
+    assert reaches_target("card", question, record, "remove Jack of Clubs from pile0") is False  # not at the bottom
+    question = (
+        "to ensure that `cup0` contains exactly the following chips: `100, 10, 5, 5, 10, 20` (order does not matter)"
+    )
+    record = {"states": {"cup0": [[20, 10, 100], [20, 100, 10, 5]]}}
+    assert reaches_target("chip", question, record, "add 5 to cup0, add 10 to cup0") is True
+    assert reaches_target("chip", question, record, "add 5 to cup0, add 5 to cup0") is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -117,9 +118,13 @@ def _track(record: Record, number: int) -> str:
 
 def _stored(image: dict[str, Any], path: Path) -> Path:
     """Write the picture of a Parquet file beside the videos, once, so that it is read like any other image."""
-    if not path.is_file():
+    if path.is_file():
+        return path
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_bytes(image["bytes"])
         temporary.replace(path)
+    except OSError as error:
+        raise ValueError(f"pictures of the Parquet files are kept in {path.parent}, which failed: {error}") from error
     return path

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval import metrics
 from eval.benchmarks import loading
-from eval.benchmarks.base import Benchmark, Figures, Judged, finished
+from eval.benchmarks.base import Benchmark, finished
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.judged import ask_judge
 from eval.benchmarks.readers import Record
@@ -80,10 +79,6 @@ class VideoReasonBench(Benchmark):
         else:
             verdict = ask_judge(self, item, final, router, item.sample.answer, question)
         return verdict, verdict
-
-    def figures(self, judged: Sequence[Judged]) -> Figures:
-        """Accuracy over all questions and per dimension, level and world."""
-        return {self.metric: metrics.mean(entry.value for entry in judged).value}, self.subgroup_tables(judged)
 
 
 def _simulated(item: BenchmarkItem, question: str, final: str) -> Score:
