@@ -34,6 +34,8 @@ def evaluate_benchmarks(config: DictConfig) -> int:
     plain = to_plain(config)
     if plain["stage"] not in STAGES:
         raise ConfigError(f"stage={plain['stage']} is unknown; use one of {', '.join(STAGES)}")
+    if plain["stage"] in ("all", "prepare") and not plain["data_root"]:
+        raise ConfigError("data_root is not set: add data_root=DIR, the folder with one folder per benchmark")
     runs = _runs(config, plain)
     driver = _Driver(config)
     router = build(config.reward)
@@ -107,8 +109,6 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
     from rollout.callback import resolve_sampling
     from rollout.model_folder import model_folder
 
-    if plain["stage"] in ("all", "prepare") and not plain["data_root"]:
-        raise ConfigError("data_root is not set: add data_root=DIR, the folder with one folder per benchmark")
     model = _model(plain["model_path"])
     OmegaConf.update(config, "model_path", str(model))
     folder = model_folder(model)
