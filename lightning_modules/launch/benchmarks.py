@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("evaluate")
 
+_SHARED = ("style", "split", "source", "limit", "available_only", "seed", "retry_failed", "score_timeout_s")
+"""Keys of conf/evaluate.yaml that `RunOptions` has, too."""
+
 
 def evaluate_benchmarks(config: DictConfig) -> int:
     """Run the configured stages on every benchmark and write the report; returns the exit code.
@@ -131,19 +134,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         processes=prepare["processes"],
         prepare_deadline_s=prepare["deadline_s"],
         max_bytes=int(prepare["max_gib"] * (1 << 30)),
-        **{
-            key: plain[key]
-            for key in (
-                "style",
-                "split",
-                "source",
-                "limit",
-                "available_only",
-                "seed",
-                "retry_failed",
-                "score_timeout_s",
-            )
-        },
+        **{key: plain[key] for key in _SHARED},
     )
 
     def settings(benchmark: Benchmark) -> PrepareSettings:
