@@ -1,7 +1,7 @@
 """Decode and cache every video of an experiment, from the same configuration as training.
 
 python scripts/preprocess_videos.py experiment=qwen3vl_8b [workers=8] [launcher=ray] [address=HOST:PORT] [dry_run=true]
-    [retry_quarantined=true] [any override of the experiment]
+    [retry_quarantined=true] [list_quarantined=true] [any override of the experiment]
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-OWN = {"workers": "", "launcher": "local", "address": "", "dry_run": "false", "retry_quarantined": "false"}
+OWN = {
+    "workers": "",
+    "launcher": "local",
+    "address": "",
+    "dry_run": "false",
+    "retry_quarantined": "false",
+    "list_quarantined": "false",
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -51,10 +58,13 @@ def preprocess(module: object, own: dict[str, str]) -> int:
 
     if own["launcher"] not in ("local", "ray"):
         raise ValueError(f"launcher={own['launcher']} is unknown; use local or ray")
-    module.setup()
-    cache, samples = module.cache, [*module.train_samples, *module.val_samples]
+    cache = module.cache
     if cache.folder is None:
         raise ValueError("data.cache_dir is not set (or data.source_mode=decode): there is nowhere to store clips")
+    if own["list_quarantined"] == "true":
+        return list_quarantined(cache)
+    module.setup()
+    samples = [*module.train_samples, *module.val_samples]
     if own["retry_quarantined"] == "true":
         print(f"{cache.quarantine.clear()} quarantined videos are tried again")
     clear_stale(cache.folder)
@@ -85,6 +95,15 @@ def preprocess(module: object, own: dict[str, str]) -> int:
     print(f"stored {stored} clips, {size / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")
     if failures:
         print(f"{len(failures)} samples have videos that cannot be used, see {cache.folder / 'failures.jsonl'}")
+    return 0
+
+
+def list_quarantined(cache: object) -> int:
+    """Print the media that are skipped, and why."""
+    entries = cache.quarantine.entries()
+    print(f"{len(entries)} quarantined videos in {cache.quarantine.path}")
+    for entry in entries:
+        print(f"{entry['name']}: {entry['reason']}")
     return 0
 
 

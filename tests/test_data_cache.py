@@ -51,7 +51,8 @@ def test_lossless_codecs_are_bit_exact(codec):
     for shape in ((1, 3, 32, 32), (19, 3, 64, 96)):
         frames = rng.integers(0, 256, size=shape, dtype=np.uint8)
         out = np.empty_like(frames)
-        decode_chunks(encode_chunks(frames, CODECS[codec]), out, CODECS[codec])
+        parts = encode_chunks(frames, CODECS[codec])
+        decode_chunks(parts.__getitem__, len(parts), out, CODECS[codec])
         np.testing.assert_array_equal(out, frames)
 
 

@@ -234,8 +234,12 @@ def test_frames_travel_by_reference(make):
     assert video.frames.nbytes == 8 * 3 * 64 * 96
 
 
-def test_host_memory_grows_with_the_clips_not_with_copies(make, data, tmp_path):
-    """Two workers prefetching: private memory of this process stays far below the frames it was handed."""
+@pytest.mark.parametrize("codec", ["raw", "lossless"])
+def test_host_memory_grows_with_the_clips_not_with_copies(make, data, tmp_path, codec):
+    """Two workers prefetching: private memory stays far below the frames handed over, shared memory at their size.
+
+    Raw clips are mapped files; what lossless ones become lies once in shared memory.
+    """
     from data_media import write_video
 
     rng = np.random.default_rng(0)
@@ -245,7 +249,7 @@ def test_host_memory_grows_with_the_clips_not_with_copies(make, data, tmp_path):
         write_video(tmp_path / f"{i}.mp4", frames, fps=2)
         records.append({"problem": "?", "answer": "1", "problem_type": "numerical", "videos": [f"{i}.mp4"]})
     (tmp_path / "big.jsonl").write_text("\n".join(map(json.dumps, records)))
-    options = {"train_files": str(tmp_path / "big.jsonl"), "media_root": str(tmp_path), "cache_codec": "raw"}
+    options = {"train_files": str(tmp_path / "big.jsonl"), "media_root": str(tmp_path), "cache_codec": codec}
     list(make(**options, max_steps=1).train_dataloader())  # fill the cache
     module = make(**options, max_steps=6, num_workers=2)
     loader = iter(module.train_dataloader())
@@ -255,13 +259,23 @@ def test_host_memory_grows_with_the_clips_not_with_copies(make, data, tmp_path):
     total = sum(v.frames.nbytes for batch in held for p in batch.prompts for v in p.videos)
     assert total == 24 * 32 * 3 * 256 * 256
     assert private_bytes() - before < 0.1 * total
+    touched = sum(int(v.frames.max()) > 0 for batch in held for p in batch.prompts for v in p.videos)
+    assert touched == 24
+    assert private_bytes() - before < 0.1 * total
+    shared = resident_bytes("RssShmem")
+    assert shared < 0.1 * total if codec == "raw" else 0.8 * total < shared < 1.1 * total
 
 
 def private_bytes() -> int:
     """Anonymous memory of this process: mapped files and shared memory not counted."""
+    return resident_bytes("RssAnon")
+
+
+def resident_bytes(kind: str) -> int:
+    """A kind of resident memory of this process (`RssAnon`, `RssFile`, `RssShmem`)."""
     with open(f"/proc/{os.getpid()}/status") as file:
         fields = dict(line.split(":", 1) for line in file)
-    return int(fields["RssAnon"].split()[0]) * 1024
+    return int(fields[kind].split()[0]) * 1024
 
 
 def test_synthetic_tasks_are_balanced_reproducible_and_held_out(data, tmp_path):

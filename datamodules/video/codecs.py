@@ -47,15 +47,23 @@ def encode_chunks(frames: np.ndarray, codec: Codec, threads: int = 2) -> list[by
     return _map(codec.encode, parts, threads)
 
 
-def decode_chunks(chunks: Sequence[bytes], out: np.ndarray, codec: Codec, threads: int = 2) -> None:
-    """Decode what `encode_chunks` made into uint8 [T, 3, H, W]."""
+def decode_chunks(part: Callable[[int], bytes], count: int, out: np.ndarray, codec: Codec, threads: int = 2) -> None:
+    """Decode what `encode_chunks` made into uint8 [T, 3, H, W].
+
+    Args:
+        part: gives chunk i; called in the thread that decodes it, so that reading and decoding overlap.
+        count: number of chunks.
+        out: is filled.
+        codec: how the chunks were made.
+        threads: chunks decoded at a time.
+    """
     targets = [out[i : i + CHUNK_FRAMES] for i in range(0, len(out), CHUNK_FRAMES)]
-    if len(targets) != len(chunks):
-        raise ValueError(f"{len(chunks)} chunks for {len(targets)} groups of frames")
-    _map(lambda pair: codec.decode(*pair), list(zip(chunks, targets, strict=True)), threads)
+    if len(targets) != count:
+        raise ValueError(f"{count} chunks for {len(targets)} groups of frames")
+    _map(lambda i: codec.decode(part(i), targets[i]), range(count), threads)
 
 
-def _map(function: Callable, items: list, threads: int) -> list:
+def _map(function: Callable, items: Sequence, threads: int) -> list:
     if threads <= 1 or len(items) <= 1:
         return [function(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:

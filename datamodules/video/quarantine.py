@@ -49,6 +49,8 @@ class Quarantine:
         """Forget one medium, or all; returns how many entries went."""
         kept = [] if name is None else [entry for entry in self.entries() if entry["name"] != name]
         count = len(self._load()) - len(kept)
+        if not count:
+            return 0
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
         temporary.replace(self.path)

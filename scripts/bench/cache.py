@@ -1,6 +1,6 @@
 """Size and speed of the cache's codecs against the float32 `.pt` files of the reference; one JSON line per case.
 
-python scripts/bench/cache.py [--small] [--folder DIR]
+python scripts/bench/cache.py [--small] [--clip N] [--folder DIR]
 
 Recipe: each clip looped to 10 minutes, 2 fps, 256 frames; loads are verified and every frame byte is read. `cold` =
 after the kernel was asked to drop the file from its page cache.
@@ -9,35 +9,43 @@ after the kernel was asked to drop the file from its page cache.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from clips import best_of, drop_page_cache, emit, looped, source_clips
+from clips import drop_page_cache, emit, looped, source_clips, timed
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="one clip, 20 seconds, 32 frames")
+    parser.add_argument("--clip", type=int, help="only the clip of this number (0 to 4)")
     parser.add_argument("--folder", help="where the looped clips and entries lie (default: a temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        run(Path(options.folder or temporary), options.small)
+        clips = source_clips(options.small)
+        run(Path(options.folder or temporary), clips if options.clip is None else [clips[options.clip]], options.small)
 
 
-def run(folder: Path, small: bool) -> None:
+def run(folder: Path, clips: list[Path], small: bool) -> None:
     """Measure every clip and codec, then worst and median."""
     from datamodules.video.decode import decode_spec
     from datamodules.video.spec import VideoSpec
 
     rows = []
-    for clip in source_clips(small):
+    for clip in clips:
         path = looped(clip, folder, 20 if small else 600)
         frames, plan = decode_spec(path, VideoSpec(fps=2, max_frames=32 if small else 256))
-        rows += measure(clip.stem, frames, plan, folder, 1 if small else 3)
+        rows += measure(clip.stem, frames, plan, folder, 1 if small else 5)
     for codec in ("raw", "lossless", "jpeg"):
         own = [row for row in rows if row["codec"] == codec]
         summary = {"case": "summary", "codec": codec, "lossy": own[0]["lossy"]}
@@ -47,7 +55,7 @@ def run(folder: Path, small: bool) -> None:
         emit(**summary)
 
 
-def measure(name: str, frames: object, plan: object, folder: Path, repeats: int) -> list[dict]:
+def measure(name: str, frames: np.ndarray, plan: object, folder: Path, repeats: int) -> list[dict]:
     """Write and load one clip with every codec."""
     import numpy as np
     import torch
@@ -55,26 +63,17 @@ def measure(name: str, frames: object, plan: object, folder: Path, repeats: int)
     from datamodules.video.codecs import CODECS
     from datamodules.video.entry import read_entry, write_entry
 
-    float_file = folder / "float.pt"
-    torch.save({"frames": torch.from_numpy(frames).float(), "metadata": {}}, float_file)
-    float_bytes = float_file.stat().st_size
-
-    def load_float() -> None:
-        torch.load(float_file, weights_only=True)["frames"].sum()
-
-    float_times = timed(load_float, float_file, repeats)
+    files = {codec: folder / f"{codec}.clip" for codec in ("float", *CODECS)}
+    torch.save({"frames": torch.from_numpy(frames).float(), "metadata": {}}, files["float"])
+    loads = {"float": partial(load_float, files["float"])}
+    written = {}
+    for codec in CODECS:
+        written[codec] = timed(partial(write_entry, files[codec], frames, plan, {}, codec, {}))
+        loads[codec] = partial(load_entry, files[codec])
+    cold, warm = best_times(loads, files, repeats)
     rows = []
     for codec in CODECS:
-        file = folder / f"{codec}.clip"
-        seconds = best_of(lambda file=file, codec=codec: write_entry(file, frames, plan, {}, codec, {}), 1)
-
-        def load(file: Path = file) -> None:
-            np.add.reduce(
-                np.asarray(read_entry(file)[0]).reshape(-1).view(np.uint64 if frames.size % 8 == 0 else np.uint8)
-            )
-
-        warm, cold = timed(load, file, repeats)
-        loaded = np.asarray(read_entry(file)[0])
+        loaded = np.asarray(read_entry(files[codec])[0])
         row = {
             "case": name,
             "codec": codec,
@@ -82,33 +81,49 @@ def measure(name: str, frames: object, plan: object, folder: Path, repeats: int)
             "exact": bool(np.array_equal(loaded, frames)),
             "mean_error": float(np.abs(loaded[:8].astype(np.int16) - frames[:8]).mean()),
             "shape": list(frames.shape),
-            "bytes": file.stat().st_size,
-            "size_ratio": file.stat().st_size / float_bytes,
-            "write_s": seconds,
-            "warm_s": warm,
-            "cold_s": cold,
-            "float_warm_s": float_times[0],
-            "float_cold_s": float_times[1],
-            "speedup_warm": float_times[0] / warm,
-            "speedup_cold": float_times[1] / cold,
+            "bytes": files[codec].stat().st_size,
+            "size_ratio": files[codec].stat().st_size / files["float"].stat().st_size,
+            "write_s": written[codec],
+            "warm_s": warm[codec],
+            "cold_s": cold[codec],
+            "float_warm_s": warm["float"],
+            "float_cold_s": cold["float"],
+            "speedup_warm": warm["float"] / warm[codec],
+            "speedup_cold": cold["float"] / cold[codec],
         }
         emit(**row)
         rows.append(row)
+    for file in files.values():
         file.unlink()
-    float_file.unlink()
     return rows
 
 
-def timed(load: object, file: Path, repeats: int) -> tuple[float, float]:
-    """(warm, cold) seconds."""
+def load_float(file: Path) -> None:
+    """Load and read every value of a float32 `.pt` file."""
+    import torch
 
-    def cold() -> float:
-        drop_page_cache(file)
-        return best_of(load, 1)
+    torch.load(file, weights_only=True)["frames"].sum()
 
-    from_disk = min(cold() for _ in range(repeats))
-    load()
-    return best_of(load, repeats), from_disk
+
+def load_entry(file: Path) -> None:
+    """Load, verify and read every byte of a cache file."""
+    import numpy as np
+
+    from datamodules.video.entry import read_entry
+
+    flat = np.asarray(read_entry(file)[0]).reshape(-1)
+    np.add.reduce(flat.view(np.uint64 if flat.size % 8 == 0 else np.uint8))
+
+
+def best_times(loads: dict, files: dict[str, Path], repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Best (cold, warm) seconds of every loader; they take turns, so that other load meets all of them."""
+    cold, warm = {}, {}
+    for _ in range(repeats):
+        for name, load in loads.items():
+            drop_page_cache(files[name])
+            cold[name] = min(timed(load), cold.get(name, math.inf))
+            warm[name] = min(timed(load), warm.get(name, math.inf))
+    return cold, warm
 
 
 if __name__ == "__main__":

@@ -65,14 +65,16 @@ def drop_page_cache(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def timed(function: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
 def best_of(function: Callable[[], object], repeats: int) -> float:
     """Shortest of several runs, in seconds: the least disturbed one."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(timed(function) for _ in range(repeats))
 
 
 def emit(**fields: object) -> None:
