@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 """A worker imports torch and transformers; on a busy machine that takes a while."""
+MAX_AHEAD_BYTES = 32768
+"""A waiting task must fit into the connection's buffer: otherwise both sides could wait for each other."""
 ATTEMPTS = 2
 """An item whose process dies gets one more."""
 
@@ -192,32 +194,42 @@ class PreparePool:
                     self._collect(handles[handle], tasks, workers)
             for worker in busy:
                 if worker.task is not None and worker.deadline <= time.monotonic():
-                    self._expire(worker, workers)
+                    self._expire(worker, tasks, workers)
 
     def _dispatch(self, tasks: _Queue, workers: list[_Worker]) -> None:
-        """Give idle processes work while there is room; start another process while there are fewer than allowed."""
+        """Give processes work while there is room; start another process while there are fewer than allowed."""
         while not tasks.empty() and self._room(workers):
             idle = [worker for worker in workers if worker.task is None]
             if not idle and len(workers) < self.processes:
                 idle = [_Worker(self._build, self._preload)]
                 workers += idle
-            if not idle:
+            if idle:
+                task, attempt, worker = tasks.take(idle)
+                worker.give(task, attempt, _packed(task), self.deadline_s)
+                continue
+            # The next one waits inside the process, so that it need not wait for us; not at the end, where it would
+            # wait behind a slow one while other processes are idle.
+            short = [worker for worker in workers if worker.is_ready and len(worker.tasks) == 1]
+            if not short or len(tasks) <= self.processes:
                 return
-            task, attempt, worker = tasks.take(idle)
-            worker.give(task, attempt, self.deadline_s)
+            task, attempt, worker = tasks.take(short)
+            data = _packed(task)
+            if len(data) > MAX_AHEAD_BYTES:
+                tasks.retry(task, attempt)
+                return
+            worker.give(task, attempt, data, self.deadline_s)
 
     def _room(self, workers: list[_Worker]) -> bool:
-        busy = sum(worker.task is not None for worker in workers)
+        busy = sum(len(worker.tasks) for worker in workers)
         held = self.held_bytes
         return (not busy and not held) or held + (busy + 1) * self._largest <= self.max_bytes
 
     def _collect(self, worker: _Worker, tasks: _Queue, workers: list[_Worker]) -> None:
-        task, attempt = worker.task, worker.attempt
+        task, attempt = worker.tasks[0]
         try:
             reply = receive(worker.connection)
         except (EOFError, OSError) as error:
-            worker.kill()
-            workers.remove(worker)
+            self._remove(worker, tasks, workers)
             self.stats.died += 1
             self._failed_starts += not worker.is_ready
             if self._failed_starts > ATTEMPTS:
@@ -237,19 +249,25 @@ class PreparePool:
             worker.ready(self.deadline_s)
             return
         assert reply.kind == DONE
-        worker.task = None
+        worker.next(self.deadline_s)
         self.stats.busy_s += reply.seconds
         self._finish(Prepared(task.key, reply.value, reply.reason, reply.num_bytes))
 
-    def _expire(self, worker: _Worker, workers: list[_Worker]) -> None:
-        worker.kill()
-        workers.remove(worker)
+    def _expire(self, worker: _Worker, tasks: _Queue, workers: list[_Worker]) -> None:
+        task = worker.task
+        self._remove(worker, tasks, workers)
         self.stats.killed += 1
         if not worker.is_ready:
             raise RuntimeError(f"a preparation process did not start within {START_SECONDS:g} s")
         self.stats.busy_s += self.deadline_s
-        reason = f"preparation took longer than {self.deadline_s:g} s and was stopped"
-        self._finish(Prepared(worker.task.key, reason=reason))
+        self._finish(Prepared(task.key, reason=f"preparation took longer than {self.deadline_s:g} s and was stopped"))
+
+    def _remove(self, worker: _Worker, tasks: _Queue, workers: list[_Worker]) -> None:
+        """Kill a process; what only waited in it goes back to the queue."""
+        worker.kill()
+        workers.remove(worker)
+        for task, attempt in list(worker.tasks)[:0:-1]:
+            tasks.retry(task, attempt)
 
     def _finish(self, outcome: Prepared) -> None:
         with self._lock:
@@ -260,6 +278,12 @@ class PreparePool:
         self._outcomes.put(outcome)
 
 
+def _packed(task: Task) -> bytes:
+    from multiprocessing.reduction import ForkingPickler
+
+    return bytes(ForkingPickler.dumps(task.payload))
+
+
 class _Queue:
     """Tasks in order, looking a little ahead so that a process can stay with its group."""
 
@@ -267,9 +291,13 @@ class _Queue:
         self._tasks, self._ahead = tasks, ahead
         self._open: deque[tuple[Task, int]] = deque()
 
-    def empty(self) -> bool:
+    def __len__(self) -> int:
+        """Tasks in sight."""
         self._fill()
-        return not self._open
+        return len(self._open)
+
+    def empty(self) -> bool:
+        return len(self) == 0
 
     def retry(self, task: Task, attempt: int) -> None:
         self._open.appendleft((task, attempt))
@@ -297,8 +325,8 @@ class _Worker:
 
     build: Callable[[], Prepare]
     preload: Sequence[str]
-    task: Task | None = None
-    attempt: int = 1
+    tasks: deque[tuple[Task, int]] = field(default_factory=deque)
+    """The task in work and, behind it, one that waits, each with the number of its attempt."""
     group: str = ""
     deadline: float = field(default=0.0)
     is_ready: bool = False
@@ -313,13 +341,25 @@ class _Worker:
         self.process.start()
         theirs.close()
 
-    def give(self, task: Task, attempt: int, deadline_s: float) -> None:
-        self.task, self.attempt, self.group = task, attempt, task.group
-        self.deadline = time.monotonic() + (deadline_s if self.is_ready else START_SECONDS)
+    @property
+    def task(self) -> Task | None:
+        """The task in work."""
+        return self.tasks[0][0] if self.tasks else None
+
+    def give(self, task: Task, attempt: int, data: bytes, deadline_s: float) -> None:
+        self.tasks.append((task, attempt))
+        self.group = task.group
+        if len(self.tasks) == 1:
+            self.deadline = time.monotonic() + (deadline_s if self.is_ready else START_SECONDS)
         try:
-            self.connection.send(task.payload)
+            self.connection.send_bytes(data)
         except OSError:  # it died while idle: the pump meets the closed connection and repeats the task
             log.debug("preparation process %s is gone", self.process.pid)
+
+    def next(self, deadline_s: float) -> None:
+        """The task in work is done; the time of the one behind it starts."""
+        self.tasks.popleft()
+        self.deadline = time.monotonic() + deadline_s
 
     def ready(self, deadline_s: float) -> None:
         """The process is up: the item's own time starts now."""
