@@ -35,6 +35,9 @@ class OfflineCallback(L.Callback):
         require_tag: reject trajectories whose answer does not stand in an answer tag.
     """
 
+    fills_last_slot = False
+    """Whether a group's last answer is given away."""
+
     def __init__(
         self,
         enable: bool = True,
@@ -88,10 +91,15 @@ class OfflineCallback(L.Callback):
         self.reader.check_samples(sample.uid for sample in data.train_samples)
 
     def check(self, sampling: SamplingSpec) -> None:
-        """Raise ValueError when the paradigm does not fit the engine's sampling; nothing by default."""
+        """Raise ValueError when the paradigm does not fit the engine's sampling."""
+        if self.fills_last_slot and sampling.n < 2:
+            raise ValueError(
+                f"rollout.sampling.n={sampling.n}: an answer from elsewhere needs at least one own answer beside it"
+            )
 
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
-        """See `RolloutEditor`."""
+        """See `RolloutEditor`; subclasses do their work first, this counts what they rejected."""
+        batch.metrics |= self.reader.rejections.metrics()
 
     def edit_requests(self, requests: list[GenerateRequest]) -> list[GenerateRequest]:
         """See `RolloutEditor`."""

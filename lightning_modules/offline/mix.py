@@ -50,6 +50,8 @@ class MixCallback(OfflineCallback):
         require_tag: see `OfflineCallback`.
     """
 
+    fills_last_slot = True
+
     def __init__(
         self,
         enable: bool = True,
@@ -68,11 +70,6 @@ class MixCallback(OfflineCallback):
         self.seed = seed
         self._chosen: dict[int, Trajectory] = {}
 
-    def check(self, sampling: SamplingSpec) -> None:
-        """A group needs an answer of the policy beside the trajectory."""
-        if sampling.n < 2:
-            raise ValueError(f"rollout.sampling.n={sampling.n}: a trajectory needs at least one own answer beside it")
-
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Choose the prompts of this step that may get their trajectory."""
         usable = self.good_trajectories(batch.prompts, self.min_score)
@@ -83,7 +80,7 @@ class MixCallback(OfflineCallback):
             if prompt.uid in usable and uniform(self.seed, batch.rl_step, prompt.uid) < ratio
         }
         batch.metrics |= {"offline/mix_ratio": ratio, "offline/usable_count": float(len(usable))}
-        batch.metrics |= self.reader.rejections.metrics()
+        super().begin(batch, sampling)
 
     def edit_requests(self, requests: list[GenerateRequest]) -> list[GenerateRequest]:
         """Without a threshold, leave out the last answer of chosen prompts."""

@@ -61,6 +61,7 @@ class PrefixCallback(OfflineCallback):
 
     def check(self, sampling: SamplingSpec) -> None:
         """No more prefixes than answers."""
+        super().check(sampling)
         if self.answers > sampling.n:
             raise ValueError(f"answers={self.answers} of a group cannot continue a prefix: it has n={sampling.n}")
 
@@ -83,7 +84,7 @@ class PrefixCallback(OfflineCallback):
         batch.metrics |= {"offline/prefix_share": share, "offline/prefixes_count": float(len(lengths))}
         if lengths:
             batch.metrics["offline/prefix_length"] = sum(lengths) / len(lengths)
-        batch.metrics |= self.reader.rejections.metrics()
+        super().begin(batch, sampling)
 
     def _cut(self, prompt: PreparedSample, trajectory: Trajectory, length: int) -> int:
         """The longest cut of at most `length` tokens whose text is tokenised to the same tokens again."""

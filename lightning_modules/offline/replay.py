@@ -139,6 +139,8 @@ class ReplayCallback(OfflineCallback):
         seed: of the choice of prompts.
     """
 
+    fills_last_slot = True
+
     def __init__(
         self,
         enable: bool = True,
@@ -170,11 +172,6 @@ class ReplayCallback(OfflineCallback):
             self._data = trainer.datamodule
             self.fingerprint = tokenizer_fingerprint(self._data.processor.tokenizer)
 
-    def check(self, sampling: SamplingSpec) -> None:
-        """A group needs an answer of the policy beside the replayed one."""
-        if sampling.n < 2:
-            raise ValueError(f"rollout.sampling.n={sampling.n}: a replayed answer needs at least one own beside it")
-
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Bring prompts of kept answers back."""
         if self.max_age is not None:
@@ -196,6 +193,7 @@ class ReplayCallback(OfflineCallback):
                 batch.lost.append((uid, str(error)))
                 log.warning("replayed sample %s is lost in step %d: %s", uid, batch.rl_step, error)
         batch.metrics["replay/prompts_count"] = float(added)
+        super().begin(batch, sampling)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int

@@ -76,7 +76,7 @@ class SFTInterleaveCallback(OfflineCallback):
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Count rejections."""
         self.good_trajectories(batch.prompts, self.min_score)
-        batch.metrics |= self.reader.rejections.metrics()
+        super().begin(batch, sampling)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
