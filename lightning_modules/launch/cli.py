@@ -96,6 +96,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
         return _finish(plan, run_pipeline(parse_stages(config.stages), [*overrides, f"run_dir={plan.run_dir}"]))
     if plan.start_step >= int(config.max_steps):
         log.info("%s is complete at step %d (resume=never trains anew)", plan.run_dir, plan.start_step)
+        _restore_export(config, plan)
         return 0
     if first:
         training.prepare_run_folder(config, plan)
@@ -103,6 +104,17 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
     if int(config.trainer.devices) > 1 and not in_launched_rank():
         return _finish(plan, _launch_ranks(config, plan, overrides))
     return _train(config, plan)
+
+
+def _restore_export(config: DictConfig, plan: RunPlan) -> None:
+    """Write the model a complete run was to leave behind, if somebody deleted it since."""
+    from pathlib import Path
+
+    target = config.module.get("export_to")
+    if target and not (Path(target) / "config.json").is_file() and training.is_rank_zero():
+        from lightning_modules.launch.runs import export_run
+
+        export_run(plan.checkpoint.parents[1], plan.start_step, target=Path(target))
 
 
 def _decide(config: DictConfig) -> RunPlan:
