@@ -75,7 +75,8 @@ def preprocess(module: object, own: dict[str, str]) -> int:
         f"{work.num_references} video references, {len(work.jobs) + work.num_cached} readable clips, "
         f"{work.num_cached} cached, {len(work.jobs)} to decode, {len(work.failures)} samples with unreadable videos"
     )
-    print(f"about {needed / 1e9:.2f} GB as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
+    size = f"{needed / 1e9:.1f} GB" if needed >= 1e9 else f"{needed / 1e6:.1f} MB"
+    print(f"about {size} as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
     if own["dry_run"] == "true":
         lengths = module.lengths or prompt_lengths(module.train_samples, module.preparer, cache.folder)
         print(histogram(lengths, module.options.max_prompt_tokens))
