@@ -61,6 +61,8 @@ class Prepared:
 class PoolStats:
     """What the pool did; seconds are sums over its processes."""
 
+    start_s: float = 0.0
+    """Seconds until the first process was ready."""
     busy_s: float = 0.0
     """Seconds inside the prepare function."""
     peak_bytes: int = 0
@@ -107,6 +109,7 @@ class PreparePool:
         self._held: dict[str, int] = {}
         self._largest = 0
         self._failed_starts = 0
+        self._began = 0.0
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -121,6 +124,7 @@ class PreparePool:
         Raises:
             RuntimeError: the processes cannot start.
         """
+        self._began = time.monotonic()
         self._thread = threading.Thread(target=self._main, args=(iter(tasks),), name="prepare-pool", daemon=True)
         self._thread.start()
         try:
@@ -247,6 +251,7 @@ class PreparePool:
             raise RuntimeError(f"preparation cannot start: {reply.reason}")
         if reply.kind == READY:
             worker.ready(self.deadline_s)
+            self.stats.start_s = self.stats.start_s or time.monotonic() - self._began
             return
         assert reply.kind == DONE
         worker.next(self.deadline_s)

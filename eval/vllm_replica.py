@@ -102,7 +102,7 @@ class AsyncLLMReplica:
         if cuda and self._kv_cache_gib is not None:
             options["kv_cache_memory_bytes"] = int(self._kv_cache_gib * _BYTES_PER_GIB)
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(self._model_path), **options))
-        await self._engine.collective_rpc("evaluation_setup")
+        await self._engine.collective_rpc("evaluation_setup", args=(os.getpid(),))
         self._tokenizer = self._engine.get_tokenizer()
         self._processor = AutoProcessor.from_pretrained(self._model_path)
         # One thread: vLLM's renderer is not meant to be entered twice at a time.
@@ -174,22 +174,44 @@ class AsyncLLMReplica:
 class WorkerExtension:
     """What vLLM's worker gets in addition; vLLM mixes this class into its own."""
 
-    def evaluation_setup(self) -> None:
-        """End with the evaluation, and sample on CPU as the colocated engine does."""
-        import ctypes
-        import signal
-        import sys
+    def evaluation_setup(self, evaluation: int) -> None:
+        """End with the evaluation (a process id), and sample on CPU as the colocated engine does."""
+        import threading
 
         import torch
 
-        if sys.platform.startswith("linux"):
-            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+        # The worker is the engine core itself, or its child.
+        core = os.getppid() if os.getppid() != evaluation else os.getpid()
+        threading.Thread(target=_end_with, args=(evaluation, core), daemon=True, name="evaluation-watch").start()
         if not torch.cuda.is_available():
             from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
 
             keep_generators_of_discarded_tokens(self)
             # Small sampler functions are compiled even in eager mode: ten seconds per process, for nothing.
             torch.compiler.set_stance("force_eager")
+
+
+def _end_with(evaluation: int, core: int) -> None:
+    """Wait for the end of the evaluation, however it ends, then end the engine core and this process.
+
+    vLLM's core does not notice that its parent was killed; it would keep the device's memory.
+    """
+    import select
+    import signal
+
+    try:
+        descriptor = os.pidfd_open(evaluation)
+    except (ProcessLookupError, AttributeError):  # ended already; or no Linux
+        if hasattr(os, "pidfd_open"):
+            os.kill(core, signal.SIGKILL)
+        return
+    select.select([descriptor], [], [])
+    if core != os.getpid():
+        try:
+            os.kill(core, signal.SIGKILL)
+        except ProcessLookupError:
+            log.debug("the engine core had ended before")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _final_only(params: Any) -> Any:
