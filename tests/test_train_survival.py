@@ -86,3 +86,7 @@ def test_two_sharded_ranks_stop_and_continue_and_hand_over_to_one(tiny_assets, s
     output = run(*arguments(tiny_assets, parts, f"max_steps={STEPS + 1}"))
     assert f"after step {STEPS}" in output
     assert max(rows(parts)) == STEPS + 1
+    # And the whole one of that process continues in two.
+    output = run(*arguments(tiny_assets, parts, *two, f"max_steps={STEPS + 2}"))
+    assert f"after step {STEPS + 1}" in output
+    assert max(rows(parts)) == STEPS + 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 
@@ -42,6 +43,24 @@ def test_transformers_generates_what_vllm_generates_greedily(tiny_assets, vllm_r
     mine, theirs = evaluation(tmp_path / "run", 0)["records"], evaluation(vllm_run, 0)["records"]
     assert [r["response"] for r in mine] == [r["response"] for r in theirs]
     assert rows(tmp_path / "run")[1]["rollout/responses_count"] == "32.0"
+
+
+def test_tensorboard_and_csv_hold_the_same_scalars(vllm_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(vllm_run / "tensorboard"))
+    events.Reload()
+    logged = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    with (vllm_run / "metrics.csv").open(newline="") as file:
+        table = {
+            (name, int(row["step"])): float(value)
+            for row in csv.DictReader(file)
+            for name, value in row.items()
+            if name != "step" and value
+        }
+    assert {key for key in logged if key[0] not in ("epoch", "hp_metric")} == set(table)
+    for key, value in table.items():
+        assert logged[key] == pytest.approx(value, rel=1e-5, abs=1e-7), key
 
 
 def annotations(shared_data, name):
