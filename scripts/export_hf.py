@@ -1,4 +1,4 @@
-"""Write a run's checkpoint as a Hugging Face folder: `python scripts/export_hf.py RUN_DIR [step=N] [dtype=bfloat16]`."""
+"""Write a run as a Hugging Face folder: `python scripts/export_hf.py RUN_DIR [step=N] [dtype=bfloat16] [target=DIR]`."""
 
 from __future__ import annotations
 
