@@ -1,4 +1,4 @@
-"""Write a run as a Hugging Face folder: `python scripts/export_hf.py RUN_DIR [step=N] [dtype=bfloat16] [target=DIR]`."""
+"""Write a run as a Hugging Face folder: `python scripts/export_hf.py RUN_DIR [step=N] [dtype=bfloat16]`."""
 
 from __future__ import annotations
 
