@@ -257,8 +257,8 @@ def assemble(
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], seconds: float) -> dict[str, float]:
-    """Scalars about the step's responses on this rank: lengths, truncation, speed."""
-    responses = [response for group in groups for response in group.responses]
+    """Scalars about the step's generated responses on this rank: lengths, truncation, speed."""
+    responses = [response for group in groups for response in group.responses if not response.offline]
     if not responses:
         return {}
     lengths = [len(response.token_ids) for response in responses]
