@@ -10,6 +10,7 @@ import lightning as L
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
+    from rollout.types import Response
 
 
 class RolloutTableCallback(L.Callback):
@@ -57,7 +58,8 @@ def table_rows(batch: StepBatch, num_groups: int) -> list[dict[str, Any]]:
                 "response": response.text,
                 "tokens": len(response.token_ids),
                 "finish_reason": response.finish_reason,
-                "mean_logprob": float(response.logprobs.mean()),
+                "offline_tokens": int(response.offline_mask.sum()),
+                "mean_logprob": mean_logprob(response),
                 "seed": response.seed,
             }
             if k < len(scores):
@@ -66,3 +68,9 @@ def table_rows(batch: StepBatch, num_groups: int) -> list[dict[str, Any]]:
                 row |= {"status": score.status, "reason": score.reason}
             rows.append(row)
     return rows
+
+
+def mean_logprob(response: Response) -> float | None:
+    """Mean log-prob of the tokens that the policy sampled; None where there are none."""
+    own = response.logprobs[~response.offline_mask]
+    return float(own.mean()) if len(own) else None

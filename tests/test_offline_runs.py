@@ -26,6 +26,7 @@ from rewards.callback import RewardCallback
 from rewards.ocr import OCR
 from rewards.router import RewardRouter
 from rollout.callback import ColocatedEngineCallback
+from rollout.table import table_rows
 
 N, MAX_TOKENS = 3, 28
 
@@ -187,6 +188,9 @@ def test_source_masks_survive_a_dump(tiny_model_dir, tmp_path):
     source = np.arange(len(group.responses[0].token_ids)) < 1
     marked = dataclasses.replace(group.responses[0], source=source)
     batch.groups[0] = dataclasses.replace(group, responses=(marked, *group.responses[1:]))
+    rows = table_rows(batch, 1)
+    assert [row["offline_tokens"] for row in rows] == [1, 0, 0]
+    assert rows[1]["mean_logprob"] == pytest.approx(float(group.responses[1].logprobs.mean()))
     read = load_batch(dump_batch(batch, tmp_path / "b.pt")).groups[0].responses
     assert read[0].source.tolist() == source.tolist()
     assert read[1].source is None
