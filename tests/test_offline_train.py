@@ -30,6 +30,8 @@ def train(assets: Path, name: str, *overrides: str) -> Path:
 @pytest.mark.parametrize("offline", [REPLAY, ("offline=mix", "offline.ratio.start=0.5")], ids=["replay", "mix"])
 def test_a_resumed_run_is_one_that_never_stopped(assets, offline):
     name = offline[0].partition("=")[2]
+    # One thread: how many share a sum may differ from run to run on a busy machine, and with it the last bits.
+    offline = (*offline, "trainer.threads_per_rank=1")
     straight = train(assets, f"{name}_straight", "max_steps=4", *offline)
     train(assets, f"{name}_resumed", "max_steps=2", *offline)
     resumed = train(assets, f"{name}_resumed", "max_steps=4", *offline)
