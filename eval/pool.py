@@ -226,6 +226,8 @@ class PreparePool:
     def _room(self, workers: list[_Worker]) -> bool:
         busy = sum(len(worker.tasks) for worker in workers)
         held = self.held_bytes
+        if not self._largest and busy >= self.processes:
+            return False  # until the first item has shown a size, none waits inside a process
         return (not busy and not held) or held + (busy + 1) * self._largest <= self.max_bytes
 
     def _collect(self, worker: _Worker, tasks: _Queue, workers: list[_Worker]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from datamodules.types import PreparedSample
 
 log = logging.getLogger(__name__)
+
+_LOADING = threading.Lock()
 
 
 class HFEngine:
@@ -53,10 +56,13 @@ class HFEngine:
         self.max_model_len = max_model_len
         self.needs_weights = False
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._processor = AutoProcessor.from_pretrained(model_path)
-        self._model = AutoModelForImageTextToText.from_pretrained(
-            model_path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
-        )
+        # transformers patches its own classes while it loads; two threads at once leave the patches in place, and every
+        # later model of the process has untied weights.
+        with _LOADING:
+            self._processor = AutoProcessor.from_pretrained(model_path)
+            self._model = AutoModelForImageTextToText.from_pretrained(
+                model_path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
+            )
         self._model.requires_grad_(False).eval().to(self._device)
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
