@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.generate import EngineLostError
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
-from rollout.engines.vllm import _one_normalisation
+from rollout.engines.vllm import one_normalisation
 from rollout.engines.vllm_input import correct_times, prompt_dict, sampling_params
 from rollout.model_folder import model_folder
 from rollout.tokens import seconds_per_grid
@@ -98,7 +98,7 @@ class AsyncLLMReplica:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        options = {"mm_device_do_normalize": _one_normalisation(self._model_path), **self._options}
+        options = {"mm_device_do_normalize": one_normalisation(self._model_path), **self._options}
         if cuda and self._kv_cache_gib is not None:
             options["kv_cache_memory_bytes"] = int(self._kv_cache_gib * _BYTES_PER_GIB)
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(self._model_path), **options))

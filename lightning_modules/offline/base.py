@@ -11,7 +11,7 @@ import lightning as L
 
 from lightning_modules.offline.trajectories import Limits, RejectedError, TrajectoryReader, read_trajectory_files
 from rewards.base import Score
-from rewards.callback import submit_response
+from rewards.sample import submit_response
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch

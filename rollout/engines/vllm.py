@@ -308,7 +308,7 @@ def _fixed_options(model_path: str | Path, kv_cache_gib: float | None) -> dict[s
     options: dict[str, Any] = {
         # The cache of processed inputs would hold every video of the run; a prompt is rendered once anyway.
         "mm_processor_cache_gb": 0,
-        "mm_device_do_normalize": _one_normalisation(model_path),
+        "mm_device_do_normalize": one_normalisation(model_path),
         # Log-probs of the distribution actually sampled, so that they compare with the trainer's.
         "logprobs_mode": "processed_logprobs",
         # Sampling parameters come from SamplingSpec, never from the model's generation_config.json.
@@ -322,7 +322,7 @@ def _fixed_options(model_path: str | Path, kv_cache_gib: float | None) -> dict[s
     return options
 
 
-def _one_normalisation(model_path: str | Path) -> bool:
+def one_normalisation(model_path: str | Path) -> bool:
     """Whether images and videos are normalised alike, so that vLLM may do it on the device.
 
     vLLM takes the image processor's mean and deviation for both. Where the video processor has others the engine
