@@ -51,10 +51,17 @@ def _take(fields: dict[str, Any], names: Sequence[str], place: str) -> Any:
 
 
 def router_from(config: str | None, overrides: Sequence[str]) -> RewardRouter:
-    """The router of `conf/reward/<config>.yaml` with Hydra overrides such as `format_weight=0`."""
+    """The router of `conf/reward/<config>.yaml` with Hydra overrides such as `format_weight=0`.
+
+    Raises:
+        ValueError: no such configuration.
+    """
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
+    names = sorted(path.stem for path in DEFAULT_CONFIG.parent.glob("*.yaml"))
+    if config and config not in names:
+        raise ValueError(f"--config {config} does not exist; there are {', '.join(names)}")
     with initialize_config_dir(str(DEFAULT_CONFIG.parent), version_base=None):
         loaded = compose(config or "default", overrides=list(overrides))
     return instantiate(loaded, _convert_="all")

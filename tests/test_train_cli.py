@@ -30,6 +30,12 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
         ),
         (["experiment=tiny_cpu", "module.lr=1e-3"], "unknown config key 'module.lr'; did you mean module.optimizer.lr"),
         (["experiment=tiny_cpu", "seed=["], "cannot read the command line"),
+        (["experiment=tiny_cpu", "module.optimizer.lr=fast"], "module.optimizer.lr=fast: a number is expected"),
+        (["experiment=tiny_cpu", "max_steps=ten"], "max_steps=ten: a whole number is expected (now 260)"),
+        (["experiment=tiny_cpu", "max_steps=2.5"], "max_steps=2.5: a whole number is expected"),
+        (["experiment=tiny_cpu", "data.strict=maybe"], "data.strict=maybe: true or false is expected (now False)"),
+        (["experiment=tiny_cpu", "preflight=onyl"], "preflight=onyl is unknown; did you mean only"),
+        (["experiment=tiny_cpu", "trainer.accelerator=gpuu"], "trainer.accelerator=gpuu is unknown; did you mean gpu"),
         (["experiment=tiny_cpu", "trainer.devices=512"], "trainer.devices=512, but this machine has"),
         (
             ["experiment=tiny_cpu", "data.train_files=/nowhere/x.json"],

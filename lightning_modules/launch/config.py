@@ -107,6 +107,31 @@ def _check_overrides(config_name: str, overrides: list[str], hydra_compose: Any)
         key = override.key_or_group
         if key not in known and not any(key.startswith(f"{parent}.") for parent in open_parents):
             raise ConfigError(f"unknown config key '{key}'{nearest(key, known | set(groups))}")
+        if key in known and not override.is_sweep_override():
+            _check_kind(base, key, override.value())
+
+
+def _check_kind(config: DictConfig, key: str, value: Any) -> None:
+    """Refuse a word where the configuration holds a number or a switch: some components would never look at it."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        now = OmegaConf.select(config, key, throw_on_missing=False)
+    except OmegaConfBaseException:
+        return  # an interpolation that only resolves with the user's other values
+    if value is None or "${" in str(value) or not isinstance(now, (bool, int, float)):
+        return
+    if isinstance(now, bool):
+        wanted, fits = "true or false", isinstance(value, bool)
+    elif isinstance(now, int):
+        wanted = "a whole number"
+        fits = isinstance(value, (int, list, dict)) and not isinstance(value, bool)
+    else:
+        wanted = "a number"
+        fits = isinstance(value, (int, float, list, dict)) and not isinstance(value, bool)
+    if not fits:
+        raise ConfigError(f"{key}={value}: {wanted} is expected (now {now})")
 
 
 def _is_open(config: DictConfig, key: str) -> bool:

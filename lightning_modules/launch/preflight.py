@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.config import ConfigError, to_plain
+from lightning_modules.launch.config import ConfigError, nearest, to_plain
 from lightning_modules.launch.memory import memory_plan
 
 if TYPE_CHECKING:
@@ -36,6 +36,19 @@ def check(config: DictConfig) -> None:
         raise ConfigError("; ".join(problems) if len(problems) == 1 else "\n  - " + "\n  - ".join(problems))
 
 
+CHOICES = {"preflight": ("on", "only", "off"), "trainer.accelerator": ("cpu", "gpu", "cuda")}
+
+
+def choice_problems(plain: dict[str, Any]) -> list[str]:
+    """Words of the configuration that are none of the words known at their place."""
+    found = {key: str(_get(plain, key)) for key in CHOICES}
+    return [
+        f"{key}={found[key]} is unknown{nearest(found[key], CHOICES[key])}"
+        for key in CHOICES
+        if found[key] not in CHOICES[key]
+    ]
+
+
 def world_size(plain: dict[str, Any]) -> int:
     """Ranks of the whole run."""
     return int(plain["trainer"]["devices"]) * int(plain["trainer"]["num_nodes"])
@@ -43,7 +56,7 @@ def world_size(plain: dict[str, Any]) -> int:
 
 def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
     """Numbers that contradict each other, each with its fix."""
-    problems = []
+    problems = choice_problems(plain)
     world = world_size(plain)
     data, module = plain["data"], plain["module"]
     rollout_batch = int(data["rollout_batch_size"])
