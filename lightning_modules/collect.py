@@ -36,6 +36,11 @@ class Collected:
     masked: Counter = field(default_factory=Counter)
     """Groups left out, by reason."""
 
+    @property
+    def uids(self) -> list[str]:
+        """Sample id of each group in `rewards`."""
+        return [self.groups[index].uid for index in dict.fromkeys(group for group, _ in self.keys)]
+
     def selection(self, keys: Sequence[Key]) -> list[tuple[int, list[int]]]:
         """`keys` as the layouts want them: responses listed per group."""
         result: dict[int, list[int]] = {}

@@ -1,32 +1,37 @@
 """Fill an update with groups that carry signal, over several rollout batches if need be (DAPO, arXiv 2503.14476).
 
-No optimizer step happens while the buffer fills, so every buffered group comes from the current policy and surplus
-groups can simply be dropped. Every rank takes the same decision.
+All rounds belong to one RL step: the policy does not move between them, so every kept group is on-policy and surplus
+groups can simply be dropped. Every rank takes the same decision. Callbacks, schedules and checkpoints see steps only.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
 import torch.distributed as dist
 
-from datamodules.types import StepBatch
 from lightning_modules.collect import collect
 from lightning_modules.metrics import all_reduce, world_size
-from lightning_modules.replay import pack_batch, unpack_batch
 
 if TYPE_CHECKING:
+    import lightning as L
+
+    from datamodules.types import StepBatch
     from lightning_modules.algorithms.base import Algorithm
 
 log = logging.getLogger(__name__)
 
+QUIET_S = 60.0
+"""A step that fills for longer says after each round how far it is."""
 
-class GroupBuffer:
-    """Collects informative groups of one rank until the update is full over all ranks.
+
+class GroupFilter:
+    """Collects informative groups until the update is full over all ranks.
 
     Args:
         algorithm: gives the criterion (`keep_groups`) and the limits (`dynamic_sampling`).
@@ -37,76 +42,127 @@ class GroupBuffer:
             raise ValueError(f"{type(algorithm).__name__} has no dynamic sampling to run")
         self.algorithm = algorithm
         self.settings = algorithm.dynamic_sampling
-        self.held: list[tuple[Any, Any]] = []
-        self.lost: list[tuple[str, str]] = []
-        self.rounds = 0
 
-    def offer(self, batch: StepBatch) -> tuple[StepBatch | None, dict[str, float]]:
-        """Take the informative groups of `batch`; a collective.
+    def fill(self, batch: StepBatch, more: Callable[[], StepBatch | None]) -> int:
+        """Make `batch` hold the informative groups of as many rounds as it takes; a collective.
+
+        Args:
+            batch: the first round, scored; its groups are replaced, its timings and metrics become the step's.
+            more: the next round, generated and scored; None when the data end.
 
         Returns:
-            (the batch to train on, or None while the buffer is short; metrics).
+            Rounds drawn, `batch` included.
 
         Raises:
-            RuntimeError: `max_rounds` batches held no informative group at all.
+            RuntimeError: no round held an informative group.
         """
+        started, rounds, held = time.monotonic(), [batch], self._informative(batch)
+        target = self.settings.target_groups or int(_total(len(batch.prompts) + len(batch.lost)))
+        while (count := int(_total(len(held)))) < target and len(rounds) < self.settings.max_rounds:
+            if time.monotonic() - started > QUIET_S:
+                log.info(
+                    "dynamic sampling: %d of %d groups after %d rollout batches (at most %d)",
+                    count,
+                    target,
+                    len(rounds),
+                    self.settings.max_rounds,
+                )
+            following = more()
+            if following is None:
+                break
+            rounds.append(following)
+            held += self._informative(following)
+        self._check_found(count, target, len(rounds))
+        metrics = self._metrics(rounds, count, target)
+        share = _fair_shares(_counts(len(held)), target)
+        mine = held[: share[dist.get_rank() if world_size() > 1 else 0]]
+        batch.timings = merge_timings([r.timings for r in rounds])
+        batch.metrics = merge_metrics([r.metrics for r in rounds]) | metrics
+        batch.lost = [item for r in rounds for item in r.lost]
+        batch.prompts = [group.prompt for group, _, _ in mine]
+        batch.groups = [dataclasses.replace(group, index=i) for i, (group, _, _) in enumerate(mine)]
+        batch.scores = [scores for _, scores, _ in mine]
+        batch.greedy_scores = [greedy for _, _, greedy in mine]
+        return len(rounds)
+
+    def _informative(self, batch: StepBatch) -> list[tuple[Any, Any, Any]]:
+        """(group, scores, greedy score) of the round's groups that the algorithm keeps."""
         data = collect(batch)
-        keep = self.algorithm.keep_groups(data.rewards)
+        self.algorithm.check_rewards(data.rewards, data.uids)
+        keep = self.algorithm.keep_groups(data.rewards).tolist()
+        greedy = batch.greedy_scores or [None] * len(batch.groups)
         usable = sorted({group for group, _ in data.keys})
-        chosen = [group for group, wanted in zip(usable, keep.tolist(), strict=True) if wanted]
-        self.held += [(batch.groups[g], batch.scores[g]) for g in chosen]
-        self.lost += batch.lost
-        self.rounds += 1
-        totals = all_reduce(
-            torch.tensor([len(self.held), len(batch.prompts) + len(batch.lost), len(usable), len(chosen)]).double()
-        )
-        held, prompts, seen, kept = (int(x) for x in totals)
-        target = self.settings.target_groups or prompts
-        metrics = {
-            "dynamic_sampling/kept_fraction": kept / max(1, seen),
-            "dynamic_sampling/held": float(held),
-            "dynamic_sampling/rounds": float(self.rounds),
-        }
-        if held < target and self.rounds < self.settings.max_rounds:
-            return None, metrics
-        if held == 0:
+        chosen = [group for group, wanted in zip(usable, keep, strict=True) if wanted]
+        return [(batch.groups[g], batch.scores[g], greedy[g]) for g in chosen]
+
+    def _check_found(self, count: int, target: int, rounds: int) -> None:
+        if count == 0:
             raise RuntimeError(
-                f"dynamic sampling: {self.rounds} rollout batches held no group with different rewards. The task is "
-                "too hard or too easy for the policy, or the reward is constant (max_rounds in the algorithm's config)"
+                f"dynamic sampling: {rounds} rollout batches held no group with different rewards. The task is too "
+                "hard or too easy for the policy, or the reward is constant; allow more batches with "
+                "algorithm.dynamic_sampling.max_rounds, or train on every group with algorithm.dynamic_sampling=null"
             )
-        if held < target:
+        if count < target:
             log.warning(
-                "dynamic sampling: %d of %d groups after %d batches; training on them", held, target, self.rounds
+                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them "
+                "(algorithm.dynamic_sampling.max_rounds, target_groups)",
+                count,
+                target,
+                rounds,
             )
-        metrics["dynamic_sampling/dropped"] = float(max(0, held - target))
-        return self._release(batch.rl_step, target), metrics
 
-    def _release(self, rl_step: int, target: int) -> StepBatch:
-        share = _fair_shares(_counts(len(self.held)), target)
-        mine = self.held[: share[dist.get_rank() if world_size() > 1 else 0]]
-        batch = StepBatch(
-            prompts=[group.prompt for group, _ in mine],
-            rl_step=rl_step,
-            lost=self.lost,
-            groups=[dataclasses.replace(group, index=i) for i, (group, _) in enumerate(mine)],
-            scores=[scores for _, scores in mine],
-        )
-        self.held, self.lost, self.rounds = [], [], 0
-        return batch
+    def _metrics(self, rounds: Sequence[StepBatch], count: int, target: int) -> dict[str, float]:
+        """What was drawn: equal on every rank. Accuracy is that of all responses, before the selection."""
+        correct = torch.cat([collect(r).rewards.correct for r in rounds]).double()
+        groups = sum(len(r.groups) for r in rounds)
+        totals = all_reduce(torch.tensor([float(correct.sum()), len(correct), groups], dtype=torch.float64))
+        right, responses, drawn = totals.tolist()
+        return {
+            "dynamic_sampling/rounds": float(len(rounds)),
+            "dynamic_sampling/kept_fraction": count / max(1.0, drawn),
+            "dynamic_sampling/accuracy": right / max(1.0, responses),
+            "dynamic_sampling/dropped": float(max(0, count - target)),
+        }
 
-    def state(self) -> dict[str, Any]:
-        """Tensors and plain values of this rank's buffer."""
-        content = StepBatch(
-            prompts=[], groups=[g for g, _ in self.held], scores=[s for _, s in self.held], lost=self.lost
-        )
-        return {"rounds": self.rounds, "batch": pack_batch(content)}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        batch = unpack_batch(state["batch"])
-        self.held = list(zip(batch.groups, batch.scores, strict=True))
-        self.lost = batch.lost
-        self.rounds = int(state["rounds"])
+def next_round(trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> StepBatch | None:
+    """The loader's next batch, generated and scored by the same hooks as a step's first; None when the data end."""
+    # Lightning hands out one batch per step; its fetcher is the only place that keeps the loader's prefetching.
+    fetcher = trainer.fit_loop._data_fetcher
+    try:
+        batch = next(fetcher)[0]
+    except StopIteration:
+        return None
+    for callback in trainer.callbacks:
+        callback.on_train_batch_start(trainer, module, batch, batch_idx)
+    return batch
+
+
+def merge_timings(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds of all rounds together; the share of scoring hidden behind generation follows from the sums."""
+    names = dict.fromkeys(name for timings in rounds for name in timings)
+    merged = {name: sum(timings.get(name, 0.0) for timings in rounds) for name in names}
+    if merged.get("score_busy", 0.0) > 0:
+        merged["score_overlap"] = 1.0 - min(1.0, merged["score"] / merged["score_busy"])
+    return merged
+
+
+def merge_metrics(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Scalars of all rounds together: `_count` names are summed, `_max` names maximised, others averaged."""
+    merged = {}
+    for name in dict.fromkeys(name for metrics in rounds for name in metrics):
+        values = [metrics[name] for metrics in rounds if name in metrics]
+        if name.endswith("_count"):
+            merged[name] = float(sum(values))
+        elif name.endswith("_max"):
+            merged[name] = float(max(values))
+        else:
+            merged[name] = float(sum(values) / len(values))
+    return merged
+
+
+def _total(mine: float) -> float:
+    return float(all_reduce(torch.tensor([mine], dtype=torch.float64)))
 
 
 def _counts(mine: int) -> list[int]:
@@ -126,18 +182,3 @@ def _fair_shares(counts: list[int], target: int) -> list[int]:
     while sum(shares) > target:
         shares[shares.index(max(shares))] -= 1
     return shares
-
-
-class BufferState(L.Callback):
-    """Puts this rank's buffer into checkpoints (each rank has its own)."""
-
-    def __init__(self, buffer: GroupBuffer) -> None:
-        self.buffer = buffer
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `GroupBuffer.state`."""
-        return self.buffer.state()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `GroupBuffer.load_state`."""
-        self.buffer.load_state(state_dict)

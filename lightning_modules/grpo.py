@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import torch
 
-from lightning_modules.dynamic_sampling import BufferState, GroupBuffer
+from lightning_modules.dynamic_sampling import GroupFilter, next_round
 from lightning_modules.layouts.base import Context
 from lightning_modules.layouts.patchify import Patchifier
 from lightning_modules.optim import OptimizerSettings, build_optimizer
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 class GRPOLightningModule(L.LightningModule):
     """Policy optimisation from rollouts that callbacks put into the `StepBatch`.
 
-    `rl_step` counts steps (batches of prompts), `weights_version` changes whenever the engine must be synchronised,
-    `step_metrics` holds the last step's scalars, reduced over ranks.
+    `rl_step` counts steps, `rounds` the rollout batches they took (several per step under dynamic sampling),
+    `weights_version` changes whenever the engine must be synchronised, `step_metrics` holds the last step's scalars,
+    reduced over ranks.
 
     Args:
         model_path: Hugging Face folder.
@@ -100,10 +101,12 @@ class GRPOLightningModule(L.LightningModule):
         self.dump_dir = dump_dir
         self.mismatch_gate = mismatch_gate
         self.reference_offload = reference_offload
-        self.buffer = GroupBuffer(algorithm) if algorithm.dynamic_sampling is not None else None
+        self.filter = GroupFilter(algorithm) if algorithm.dynamic_sampling is not None else None
         self.policy: PolicyModel | None = None
         self._unregistered: dict[str, Any] = {}  # the reference model must not enter state_dict or the optimizer
         self.rl_step = 0
+        self.rounds = 0
+        self._last_step: int | None = None
         self.weights_version = 0
         self.skipped_empty = 0
         self.skipped_nonfinite = 0
@@ -149,8 +152,15 @@ class GRPOLightningModule(L.LightningModule):
         return batch
 
     def on_fit_start(self) -> None:
-        """Check the layout before the first rollout is paid for."""
+        """Check the layout before the first rollout is paid for; under dynamic sampling, order enough rounds."""
         check_layout(self.layout, self._context())
+        data = self.trainer.datamodule
+        if self.filter is None or data is None:
+            return
+        # A checkpoint is loaded by now. The loader yields rounds, of which a step may take several.
+        self._last_step = data.max_steps if self._last_step is None else self._last_step
+        data.start_step = self.rounds
+        data.max_steps = self.rounds + (self._last_step - self.rl_step) * self.filter.settings.max_rounds
 
     def _context(self) -> Context:
         if "patchify" not in self._unregistered:
@@ -176,8 +186,15 @@ class GRPOLightningModule(L.LightningModule):
         return self._unregistered["updater"]
 
     def training_step(self, batch: StepBatch, batch_idx: int) -> None:
-        """One RL step on scored rollouts."""
+        """One RL step on scored rollouts, over as many rounds as dynamic sampling asks for."""
+        rounds = 1
+        if self.filter is not None:
+            rounds = self.filter.fill(batch, lambda: next_round(self.trainer, self, batch_idx))
+            batch.rl_step = self.rl_step  # the loader counted rounds
         self.update(batch, self.optimizers(), self.lr_schedulers())
+        self.rounds += rounds
+        if self._last_step is not None and self.rl_step >= self._last_step:
+            self.trainer.should_stop = True
 
     def update(
         self,
@@ -191,17 +208,9 @@ class GRPOLightningModule(L.LightningModule):
             RuntimeError: the loss or gradient was not finite, or engine and trainer disagreed, too often in a row.
         """
         updater = self.updater()
-        sampling: dict[str, float] = {}
-        if self.buffer is not None:
-            ready, sampling = self.buffer.offer(batch)
-            if ready is None:
-                self.step_metrics = sampling
-                self.rl_step += 1
-                return
-            batch = ready
         self.policy.train()
         updates, bag = updater.run(batch, optimizer, scheduler)
-        self.step_metrics = {**bag.reduce(), **sampling}
+        self.step_metrics = bag.reduce()
         self._after_update()
         self.skipped_empty += int(self.step_metrics.get("train/skipped_empty", 0))
         if self.step_metrics.get("train/skipped_nonfinite"):
@@ -220,10 +229,6 @@ class GRPOLightningModule(L.LightningModule):
             responses = self.step_metrics.get("groups/responses", 0.0)
             kl.adapt(self.step_metrics.get("policy/kl_ref", 0.0), responses)
             self.step_metrics["policy/kl_beta"] = kl.beta
-
-    def configure_callbacks(self) -> list[L.Callback]:
-        """The buffer of dynamic sampling goes into checkpoints through a callback, because each rank has its own."""
-        return [BufferState(self.buffer)] if self.buffer is not None else []
 
     def _handle_nonfinite(self, batch: StepBatch, in_a_row: int) -> None:
         where = "not written (dump_dir is not set)"
@@ -245,6 +250,7 @@ class GRPOLightningModule(L.LightningModule):
         """Counters and algorithm state for a resume; tensors and plain values."""
         return {
             "rl_step": self.rl_step,
+            "rounds": self.rounds,
             "weights_version": self.weights_version,
             "skipped_empty": self.skipped_empty,
             "skipped_nonfinite": self.skipped_nonfinite,
@@ -257,6 +263,7 @@ class GRPOLightningModule(L.LightningModule):
         """Restore what `rl_state` returned."""
         for name in ("rl_step", "weights_version", "skipped_empty", "skipped_nonfinite"):
             setattr(self, name, int(state[name]))
+        self.rounds = int(state.get("rounds", state["rl_step"]))  # one per step where it was not counted
         self.updater().bad_updates_in_a_row = int(state["bad_updates_in_a_row"])
         if self.mismatch_gate is not None:
             self.mismatch_gate.violations_in_a_row = int(state["mismatch_in_a_row"])

@@ -110,7 +110,7 @@ class PolicyUpdater:
         bag = MetricBag()
         self.rejected = False
         data = collect(batch)
-        self.algorithm.check_rewards(data.rewards)
+        self.algorithm.check_rewards(data.rewards, data.uids)
         self.algorithm.begin_step(batch.rl_step)
         for name, value in self.algorithm.scalars().items():
             bag.max(name, value)
@@ -137,12 +137,12 @@ class PolicyUpdater:
             raise ValueError(
                 f"update_batch_size={self.settings.update_batch_size} does not divide by {world_size()} ranks"
             )
-        per_rank = self.settings.update_batch_size // world_size()
-        prompts = torch.tensor([len(batch.prompts) + len(batch.lost)], dtype=torch.float64)
-        count = max(1, math.ceil(float(all_reduce(prompts, "max")) / per_rank))
+        # Counted over all ranks: dynamic sampling leaves different numbers of groups on them.
+        groups = float(all_reduce(torch.tensor([len(batch.groups)], dtype=torch.float64)))
+        count = max(1, math.ceil(groups / self.settings.update_batch_size))
         result: list[list[Key]] = [[] for _ in range(count)]
         for key in data.keys:
-            result[min(data.groups[key[0]].index // per_rank, count - 1)].append(key)
+            result[key[0] * count // len(batch.groups)].append(key)
         return result
 
     def _cache(self, data: Collected, bag: MetricBag, old_needed: bool) -> TokenCache:

@@ -152,3 +152,11 @@ class GradientRecorder(torch.optim.SGD):
             if gradient is not None and hasattr(gradient, "full_tensor"):
                 gradient = gradient.full_tensor()
             self.recorded[name] = gradient.clone() if gradient is not None else torch.zeros(parameter.shape)
+
+
+def mark_informative(batch: StepBatch, wanted) -> StepBatch:
+    """Make group i's accuracies differ only where `wanted[i]`: its first response is right, all others are wrong."""
+    for i, good in enumerate(wanted):
+        rights = (float(good and k == 0) for k in range(len(batch.groups[i].responses)))
+        batch.scores[i] = tuple(Score(right, 1.0, right) for right in rights)
+    return batch

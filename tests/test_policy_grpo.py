@@ -10,6 +10,8 @@ import torch
 from lightning_modules.algorithms.advantage import GroupAdvantage
 from lightning_modules.algorithms.base import Counts, RewardTable, TokenBatch
 from lightning_modules.algorithms.grpo import GRPO, clipped_surrogate
+from lightning_modules.algorithms.passk import PassK
+from lightning_modules.algorithms.reinforce_pp import ReinforcePP
 
 
 def table(totals, groups, **more):
@@ -93,8 +95,13 @@ def test_bad_settings_are_said_with_their_values():
         GRPO(dual_clip=0.5)
 
 
-def test_one_response_per_prompt_is_refused_by_group_methods():
-    with pytest.raises(ValueError, match="every group holds one response"):
-        GRPO().check_rewards(table([1.0, 0.0], [0, 1]))
-    GRPO().check_rewards(table([1.0, 0.0, 1.0], [0, 0, 1]))
-    GRPO().check_rewards(table([], []))
+def test_groups_too_small_to_compare_are_refused_with_their_sample():
+    with pytest.raises(ValueError, match=r"sample a: GRPO .* at least 2, but this group holds 1 \(2 of 2 groups"):
+        GRPO().check_rewards(table([1.0, 0.0], [0, 1]), ["a", "b"])
+    with pytest.raises(ValueError, match=r"sample b: .* holds 1 \(1 of 2 groups"):
+        GRPO().check_rewards(table([1.0, 0.0, 1.0], [0, 0, 1]), ["a", "b"])
+    with pytest.raises(ValueError, match=r"sample a: PassK .* at least 4, but this group holds 3"):
+        PassK(k=4).check_rewards(table([1.0, 0.0, 1.0], [0, 0, 0]), ["a"])
+    GRPO().check_rewards(table([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]), ["a", "b"])
+    GRPO().check_rewards(table([], []), [])
+    ReinforcePP().check_rewards(table([1.0], [0]), ["a"])

@@ -1,4 +1,4 @@
-"""What can be switched on: KL, entropy bonus, importance correction, mismatch gate, dynamic sampling."""
+"""What can be switched on: KL, entropy bonus, importance correction, mismatch gate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from test_policy_update import make_module, make_updater, weights
 
 from datamodules.types import StepBatch
 from lightning_modules.algorithms.advantage import GroupAdvantage
-from lightning_modules.algorithms.base import DynamicSampling
-from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.importance import ImportanceCorrection
 from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.algorithms.luffy import Luffy
 from lightning_modules.collect import collect
-from lightning_modules.dynamic_sampling import _fair_shares
 from lightning_modules.metrics import MetricBag
 from lightning_modules.mismatch import MismatchGate
 from lightning_modules.optim import OptimizerSettings
@@ -221,50 +218,6 @@ def test_reference_waits_on_the_host_and_gives_the_same_penalty(tiny_model_dir, 
     assert moves == (["cpu", "cpu"] if offload else []), "to the device of the pass and back"
     assert module.step_metrics["policy/kl_ref"] > 1e-6
     assert next(reference.parameters()).device.type == "cpu"
-
-
-def dapo(**sampling):
-    return DAPO(dynamic_sampling=DynamicSampling(**sampling))
-
-
-def informative(processor, wanted, seed=0):
-    """A batch whose group i has different accuracies only where `wanted[i]`."""
-    batch = make_batch(processor, ("text",) * len(wanted), seed=seed)
-    for i, good in enumerate(wanted):
-        batch.scores[i] = tuple(Score(float(good and k == 0), 1.0, float(good and k == 0)) for k in range(3))
-    return batch
-
-
-def test_dynamic_sampling_waits_until_the_batch_is_full(tiny_model_dir, processor):
-    module = make_module(tiny_model_dir, algorithm=dapo(target_groups=3))
-    optimizer = module.configure_optimizers()["optimizer"]
-    module.update(informative(processor, (True, False)), optimizer)
-    assert (module.rl_step, module.weights_version) == (1, 0)
-    assert module.step_metrics["dynamic_sampling/kept_fraction"] == 0.5
-    saved = module.buffer.state()
-    module.update(informative(processor, (True, True), seed=1), optimizer)
-    assert (module.rl_step, module.weights_version) == (2, 1)
-    assert module.step_metrics["groups/trained"] == 3
-    resumed = make_module(tiny_model_dir, algorithm=dapo(target_groups=3))
-    resumed.configure_callbacks()[0].load_state_dict(saved)
-    resumed.update(informative(processor, (True, True), seed=1), resumed.configure_optimizers()["optimizer"])
-    assert resumed.step_metrics == module.step_metrics | {"train/skipped_empty_total": 0.0}
-    for (name, a), b in zip(weights(module).items(), weights(resumed).values(), strict=True):
-        assert torch.equal(a, b), name
-
-
-def test_dynamic_sampling_ends_a_hopeless_search(tiny_model_dir, processor):
-    module = make_module(tiny_model_dir, algorithm=dapo(max_rounds=2))
-    optimizer = module.configure_optimizers()["optimizer"]
-    module.update(informative(processor, (False,)), optimizer)
-    with pytest.raises(RuntimeError, match="2 rollout batches held no group"):
-        module.update(informative(processor, (False,)), optimizer)
-
-
-def test_surplus_groups_are_taken_from_the_fullest_rank():
-    assert _fair_shares([5, 2], 4) == [2, 2]
-    assert _fair_shares([1, 6, 2], 5) == [1, 2, 2]
-    assert _fair_shares([1, 2], 9) == [1, 2]
 
 
 def test_offline_trajectories_reach_the_loss_but_not_the_mismatch(tiny_model_dir, processor):

@@ -41,6 +41,13 @@ OTHER = [
     {"name": "stale", "kinds": FOUR, "gate_patience": 2, "stale_rank": 1},
     {"name": "stale-stop", "kinds": FOUR, "gate_patience": 1, "stale_rank": 1},
     {"name": "in-step", "kinds": FOUR, "gate_patience": 1, "stale_rank": None},
+    {
+        "name": "filter",
+        "kinds": FOUR,
+        "update_batch_size": 2,
+        "target": 3,
+        "informative": [[[1, 1], [1, 1]], [[0, 0], [0, 1]]],
+    },
 ]
 
 
@@ -158,6 +165,15 @@ def test_a_non_finite_loss_on_one_rank_skips_the_update_on_all(two_ranks):
 def test_several_updates_happen_on_every_rank(two_ranks):
     assert two_ranks[0]["several"]["updates"] == 2
     assert two_ranks[0]["several"]["policy/first_ratio_error"] < 1e-5
+
+
+def test_dynamic_sampling_fills_over_all_ranks(two_ranks):
+    """Four groups of rank 0 and one of rank 1 after two rounds; the target of three takes two and one."""
+    metrics = two_ranks[0]["filter"]
+    wanted = {"rounds": 2, "kept_fraction": 5 / 8, "dropped": 2, "accuracy": 5 / 24}
+    assert {name: metrics[f"dynamic_sampling/{name}"] for name in wanted} == pytest.approx(wanted)
+    assert (metrics["groups/trained"], metrics["groups/zero_variance"]) == (3, 0)
+    assert metrics["updates"] == 2, "three groups in updates of two, on both ranks"
 
 
 @pytest.mark.slow

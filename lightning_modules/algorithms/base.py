@@ -8,7 +8,7 @@ nor layouts change the loss.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -224,12 +224,21 @@ class Algorithm(ABC):
         if self.kl is not None:
             self.kl.load_state(state)
 
-    def check_rewards(self, rewards: RewardTable) -> None:
-        """Raise ValueError when a group method meets a group of one."""
-        if self.group_based and len(rewards.group) and int(torch.bincount(rewards.group).max()) < 2:
+    def check_rewards(self, rewards: RewardTable, uids: Sequence[str]) -> None:
+        """Raise ValueError when a group holds fewer responses than the algorithm compares.
+
+        Args:
+            rewards: this rank's scores.
+            uids: sample id of each group.
+        """
+        sizes = [int((rewards.group == index).sum()) for index in range(rewards.num_groups)]
+        small = [(uid, size) for uid, size in zip(uids, sizes, strict=True) if size < self.min_responses]
+        if small:
+            uid, size = small[0]
             raise ValueError(
-                f"{type(self).__name__} compares the responses of one prompt, but every group holds one response: "
-                "set rollout n to at least 2, or choose an algorithm without groups"
+                f"sample {uid}: {type(self).__name__} compares the responses of one prompt and needs at least "
+                f"{self.min_responses}, but this group holds {size} ({len(small)} of {len(sizes)} groups are too "
+                "small): raise rollout.sampling.n, or choose an algorithm without groups"
             )
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from policy_helpers import GradientRecorder, context, load_processor, make_batch, rank_part
+from policy_helpers import GradientRecorder, context, load_processor, make_batch, mark_informative, rank_part
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
 from datamodules.types import StepBatch
+from lightning_modules.algorithms.base import DynamicSampling
+from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.collect import collect
+from lightning_modules.dynamic_sampling import GroupFilter
 from lightning_modules.families.base import PARTS
 from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
@@ -73,6 +76,8 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         part.groups, part.scores = [], []
     if dist.get_rank() == case.get("poison_rank"):
         part.scores[0] = tuple(dataclasses.replace(score, total=float("nan")) for score in part.scores[0])
+    if "informative" in case:
+        fill_from_rounds(case, part)
     if "gate_patience" in case:
         spoil_one_rank(case, updater, part)
     recorder = GradientRecorder(policy)
@@ -80,7 +85,15 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         updates, bag = updater.run(part, recorder)
     except RuntimeError as error:
         return {"error": str(error)}, recorder.recorded
-    return {**bag.reduce(), "updates": updates}, recorder.recorded
+    return {**bag.reduce(), **part.metrics, "updates": updates}, recorder.recorded
+
+
+def fill_from_rounds(case: dict, part: StepBatch) -> None:
+    """Dynamic sampling where round i of rank r holds informative groups at `informative[r][i]`."""
+    first, *rest = case["informative"][dist.get_rank()]
+    sampling = DynamicSampling(target_groups=case["target"])
+    again = (mark_informative(dataclasses.replace(part, scores=list(part.scores)), flags) for flags in rest)
+    GroupFilter(DAPO(dynamic_sampling=sampling)).fill(mark_informative(part, first), lambda: next(again, None))
 
 
 def spoil_one_rank(case: dict, updater: PolicyUpdater, part: StepBatch) -> None:
