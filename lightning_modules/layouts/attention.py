@@ -138,17 +138,17 @@ def segmented_attention(
 def _by_segments(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, plan: AttentionPlan
 ) -> torch.Tensor:
+    # split, not slices: the backward of a slice fills a tensor of the whole row, once per segment.
+    lengths = [segment.end - segment.start for segment in plan.segments]
+    segments = zip(*(t.split(lengths, dim=2) for t in (query, key, value)), strict=True)
     outputs = []
-    for index, segment in enumerate(plan.segments):
-        split = segment.start + segment.prompt
-        prompt = slice(segment.start, split)
-        q, k, v = (t[:, :, prompt] for t in (query, key, value))
-        outputs.append(F.scaled_dot_product_attention(q, k, v, scale=scaling, is_causal=True))
-        if segment.responses:
+    for index, (q, k, v) in enumerate(segments):
+        prompt = plan.segments[index].prompt
+        shared = (t[:, :, :prompt] for t in (q, k, v))
+        outputs.append(F.scaled_dot_product_attention(*shared, scale=scaling, is_causal=True))
+        if plan.segments[index].responses:
             mask = plan.branch_mask(index, query.device)
-            keys = slice(segment.start, segment.end)
-            q, k, v = query[:, :, split : segment.end], key[:, :, keys], value[:, :, keys]
-            outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling))
+            outputs.append(F.scaled_dot_product_attention(q[:, :, prompt:], k, v, attn_mask=mask, scale=scaling))
     return torch.cat(outputs, dim=2)
 
 
