@@ -9,10 +9,28 @@ import pytest
 from conftest import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
 
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.grpo import GRPOLightningModule
+from lightning_modules.launch.preflight import layout_problems, method_problems
+from lightning_modules.layouts.base import Layout
 
 CONF = ROOT / "conf"
+
+
+class Recurrent(Qwen3VLFamily):
+    """A family whose layers carry a state from token to token."""
+
+    name = "recurrent"
+    layouts = frozenset({"padded", "packed"})
+    layout_note = "responses would start from each other's state"
+
+
+class Diagonal(Layout):
+    """A layout that no family knows."""
+
+    name = "diagonal"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,3 +84,28 @@ def test_main_experiment_says_what_the_report_lists():
     assert tuple(optimizer.betas) == (0.9, 0.999)
     assert (update.update_batch_size, update.temperature) == (256, 1.0)
     assert not module.algorithm.needs.old_logprobs
+
+
+SHARED, PACKED = (
+    "lightning_modules.layouts." + name for name in ("shared_prefix.SharedPrefixLayout", "packed.PackedLayout")
+)
+NOTE = "is not available for recurrent: responses would start from each other's state; use one of packed, padded"
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "problems"),
+    [
+        ("Qwen3VLFamily", SHARED, []),
+        ("Recurrent", PACKED, []),
+        ("Recurrent", SHARED, [f"module/layout=shared_prefix {NOTE}"]),
+        ("Recurrent", f"{__name__}.Diagonal", [f"module/layout=diagonal {NOTE}"]),
+        ("Recurrent", f"{__name__}.Triangle", [f"module.layout._target_={__name__}.Triangle cannot be imported"]),
+        ("Nobody", PACKED, [f"model.family._target_={__name__}.Nobody cannot be imported"]),
+    ],
+)
+def test_preflight_refuses_a_layout_that_is_not_exact(family, layout, problems):
+    config = composed("experiment=tiny_cpu", f"module.layout._target_={layout}")
+    OmegaConf.update(config, "model.family._target_", f"{__name__}.{family}")
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert layout_problems(plain) == problems
+    assert method_problems(plain) == problems

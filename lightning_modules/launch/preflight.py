@@ -90,17 +90,9 @@ def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
 def method_problems(plain: dict[str, Any]) -> list[str]:
     """What algorithm, model family, layout and rollouts ask of each other; builds the algorithm, loads nothing."""
     from hydra.errors import InstantiationException
-    from hydra.utils import get_class, instantiate
+    from hydra.utils import instantiate
 
-    problems = []
-    family, layout = (_get(plain, key) for key in ("model.family._target_", "module.layout._target_"))
-    if family and layout:
-        family_class, layout_name = get_class(family), get_class(layout).name
-        if layout_name not in family_class.layouts:
-            problems.append(
-                f"module/layout={layout_name} is not available for {family_class.name}: "
-                f"{family_class.layout_note or 'not exact there'}; use one of {', '.join(sorted(family_class.layouts))}"
-            )
+    problems = layout_problems(plain)
     if not _generates(plain):
         return problems
     try:
@@ -121,6 +113,28 @@ def method_problems(plain: dict[str, Any]) -> list[str]:
             f"rollout.engine.max_model_len={limit}; use {int(prompt) + response}"
         )
     return problems
+
+
+def layout_problems(plain: dict[str, Any]) -> list[str]:
+    """A layout or family that does not exist, or a layout that is not exact for the family; loads nothing."""
+    from hydra.utils import get_class
+
+    found = {}
+    for key in ("model.family", "module.layout"):
+        target = _get(plain, f"{key}._target_")
+        if target is None:
+            return []
+        try:
+            found[key] = get_class(target)
+        except ImportError:
+            return [f"{key}._target_={target} cannot be imported"]
+    family, layout = found["model.family"], found["module.layout"]
+    if layout.name in family.layouts:
+        return []
+    return [
+        f"module/layout={layout.name} is not available for {family.name}: "
+        f"{family.layout_note or 'not exact there'}; use one of {', '.join(sorted(family.layouts))}"
+    ]
 
 
 def _generates(plain: dict[str, Any]) -> bool:
