@@ -43,6 +43,7 @@ class EvaluationCallback(L.Callback):
         slices: benchmarks asked at the same times; None = only the held-out split.
         best_metric: metric whose best step is remembered in `<run_dir>/evaluation/best.json`, for instance
             `eval/mean` or `val/accuracy_mean`; the checkpoint callback keeps that step's checkpoint. None = none.
+            What training starts from has no checkpoint and is no candidate; its value is remembered beside the best.
     """
 
     def __init__(
@@ -72,9 +73,16 @@ class EvaluationCallback(L.Callback):
         self._timeout = timeout
         self._slices, self._best_metric = slices, best_metric
         self.best: dict[str, Any] | None = None
-        """{"step", "metric", "value"} of the best evaluation so far; part of the checkpoint."""
+        """{"step", "metric", "value", "start"} of the best evaluation so far; part of the checkpoint."""
+        self._start: float | None = None
+        self._has_best_metric = False
         self.last_results: dict[str, Any] | None = None
         """{"step", "metrics", "records"} of the latest evaluation."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Read the benchmarks' files: what is wrong with them must not end a run in its middle."""
+        if self._slices is not None:
+            self._slices.load()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluate what training starts from."""
@@ -149,11 +157,19 @@ class EvaluationCallback(L.Callback):
         if self._best_metric is None:
             return
         if self._best_metric not in metrics:
-            raise ValueError(f"best_metric={self._best_metric} is not among the metrics: {', '.join(sorted(metrics))}")
+            message = f"best_metric={self._best_metric} is not among the metrics: {', '.join(sorted(metrics))}"
+            if not self._has_best_metric:
+                raise ValueError(message)
+            log.warning("evaluation after step %d does not count: %s", step, message)  # a judge that is away
+            return
+        self._has_best_metric = True
         value = metrics[self._best_metric]
+        if step == 0:
+            self._start = value
         # A later step must be better, not equal: the earliest of equals is kept.
-        if self.best is None or value > self.best["value"]:
-            self.best = {"step": step, "metric": self._best_metric, "value": value}
+        elif self.best is None or value > self.best["value"]:
+            start = self._start if self.best is None else self.best["start"]
+            self.best = {"step": step, "metric": self._best_metric, "value": value, "start": start}
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """End the scorer's processes."""

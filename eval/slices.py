@@ -89,6 +89,15 @@ class BenchmarkSlices:
         self._timeout_s = decode_timeout_s
         self._loaded: dict[str, tuple[list[BenchmarkItem], LoadReport]] = {}
 
+    def load(self) -> None:
+        """Read the benchmarks' files, once.
+
+        Raises:
+            ValueError: they are missing or do not fit.
+        """
+        for benchmark in self.benchmarks:
+            self._load(benchmark)
+
     def evaluate(
         self,
         generate: GenerateFn,

@@ -19,7 +19,7 @@ HELP = """usage: python evaluate.py model=PATH benchmark=[NAME,...] data_root=DI
        python evaluate.py list [data_root=DIR]
        python evaluate.py run=RUN_DIR
 
-  model=PATH        Hugging Face folder or hub name, or the folder of a training run
+  model=PATH        Hugging Face folder or hub name, the folder of a training run, or RUN_DIR/checkpoints/step_N
   benchmark=NAMES   one, a list, or all; the same command again continues where it was stopped
   data_root=DIR     one folder per benchmark, as downloaded
   stage=score       score the answers again, without a model; other keys: conf/evaluate.yaml
