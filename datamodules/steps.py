@@ -32,6 +32,25 @@ class Shard:
         """Contiguous part of `count` items; the parts of all ranks differ in size by one at most."""
         return slice(count * self.rank // self.world, count * (self.rank + 1) // self.world)
 
+    def balanced(self, costs: Sequence[float]) -> list[int]:
+        """Places of this rank among items of these costs: as many items as `slice` gives it, even sums of costs.
+
+        Dearest first to the rank with the smallest sum and room; deterministic, the places ascend.
+
+        Example: costs [8, 6, 1, 1] on two ranks give [0, 3] and [1, 2], sums 9 and 7; the halves have 14 and 2.
+        """
+        count = len(costs)
+        room = [len(range(*Shard(rank, self.world).slice(count).indices(count))) for rank in range(self.world)]
+        sums = [0.0] * self.world
+        mine = []
+        for place in sorted(range(count), key=lambda i: (-costs[i], i)):
+            rank = min((r for r in range(self.world) if room[r]), key=lambda r: (sums[r], r))
+            room[rank] -= 1
+            sums[rank] += costs[place]
+            if rank == self.rank:
+                mine.append(place)
+        return sorted(mine)
+
 
 class StepDataset:
     """Maps a step's number to this rank's prepared prompts.
@@ -43,6 +62,7 @@ class StepDataset:
         shard: this rank's share.
         preparer: prepares one sample.
         num_positions: end of the order (a validation pass), or None for an endless one.
+        costs: work per sample, equal on all ranks; ranks get even shares of every step's. None = contiguous parts.
     """
 
     def __init__(
@@ -53,6 +73,7 @@ class StepDataset:
         shard: Shard,
         preparer: SamplePreparer,
         num_positions: int | None = None,
+        costs: Sequence[float] | None = None,
     ) -> None:
         self.samples = samples
         self.order = order
@@ -60,6 +81,7 @@ class StepDataset:
         self.shard = shard
         self.preparer = preparer
         self.num_positions = num_positions
+        self.costs = costs
 
     def step_samples(self, step: int) -> list[Sample]:
         """This rank's samples of a step, before anything is loaded."""
@@ -67,7 +89,9 @@ class StepDataset:
         if self.num_positions is not None:
             stop = min(stop, self.num_positions)
         chosen = positions(self.order, start, stop)
-        return [self.samples[i] for i in chosen[self.shard.slice(len(chosen))]]
+        if self.costs is None:
+            return [self.samples[i] for i in chosen[self.shard.slice(len(chosen))]]
+        return [self.samples[chosen[place]] for place in self.shard.balanced([self.costs[i] for i in chosen])]
 
     def __getitem__(self, step: int) -> StepBatch:
         """Prepare a step; what cannot be prepared is listed in `lost`."""
@@ -135,6 +159,11 @@ class StepLoader:
                 **options,
             )
         )
+
+
+def prompt_cost(tokens: int) -> float:
+    """Work of a prompt in arbitrary units: linear layers plus attention, which is quadratic."""
+    return tokens + tokens * tokens / 16384
 
 
 def _as_is(batch: StepBatch) -> StepBatch:

@@ -14,7 +14,7 @@ from datamodules.options import DataOptions
 from datamodules.prompts import PromptTemplates
 from datamodules.roots import anchor
 from datamodules.sampling import EpochOrder, MixtureOrder, SequentialOrder, ShuffledOrder
-from datamodules.steps import Shard, StepDataset, StepLoader
+from datamodules.steps import Shard, StepDataset, StepLoader, prompt_cost
 from datamodules.types import Sample
 from datamodules.video.cache import VideoCache
 from datamodules.video.decode import check_decoder
@@ -34,7 +34,8 @@ class VideoRLDataModule(L.LightningDataModule):
     """Serves image, video, mixed and text samples for RL, supervised warm starts and evaluation.
 
     The order of training samples is a pure function of (seed, step): step k uses the positions [k*B, (k+1)*B) of the
-    endless order, rank r of W its r-th contiguous part. To resume, set `start_step` before fit.
+    endless order. Where prompt lengths are known (`filter_overlong`) ranks get even shares of a step's work, otherwise
+    contiguous parts. To resume, set `start_step` before fit.
 
     Args:
         model_path: folder (or hub name) whose processor defines tokenizer, chat template and patch sizes.
@@ -74,6 +75,7 @@ class VideoRLDataModule(L.LightningDataModule):
         """Prompt lengths of all training samples, the dropped ones too; after `setup` with `filter_overlong`."""
         self.dropped: list[tuple[str, int]] = []
         """(uid, tokens) of training samples that are too long; after `setup`."""
+        self._tokens: dict[str, int] = {}
         self.train_samples: list[Sample] = []
         self.val_samples: list[Sample] = []
         self._train_groups: list[list[Sample]] = []
@@ -117,7 +119,8 @@ class VideoRLDataModule(L.LightningDataModule):
 
         self.lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
         found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.options.max_prompt_tokens)]
-        self.dropped = agreed(found)
+        # What rank 0 cannot read counts as empty: it is likely lost.
+        self.dropped, self._tokens = agreed((found, {length.uid: length.tokens or 0 for length in self.lengths}))
         if not self.dropped:
             return
         logger.warning(
@@ -195,7 +198,10 @@ class VideoRLDataModule(L.LightningDataModule):
         self.setup()
         shard = self.shard
         _check_divides("rollout_batch_size", self.rollout_batch_size, shard.world)
-        dataset = StepDataset(self.train_samples, self.train_order(), self.rollout_batch_size, shard, self.preparer)
+        costs = [prompt_cost(self._tokens[s.uid]) for s in self.train_samples] if self._tokens else None
+        dataset = StepDataset(
+            self.train_samples, self.train_order(), self.rollout_batch_size, shard, self.preparer, costs=costs
+        )
         return self._loader(dataset, self.start_step, self.max_steps)
 
     def val_dataloader(self) -> StepLoader | list:

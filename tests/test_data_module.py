@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from datamodules.sampling import MixtureOrder, ShuffledOrder, permutation, positions
-from datamodules.steps import Shard
+from datamodules.steps import Shard, prompt_cost
 from datamodules.synthetic import TASKS, build_synthetic_dataset
 from datamodules.video.decode import decode_spec
 from datamodules.video.frames import SharedFrames
@@ -188,6 +188,46 @@ def test_shards_cover_everything_once():
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
         Shard(2, 2)
+
+
+def test_balanced_shards_cover_everything_once_with_even_sums():
+    assert [Shard(rank, 2).balanced([8, 6, 1, 1]) for rank in range(2)] == [[0, 3], [1, 2]]
+    assert [Shard(rank, 2).balanced([9, 5, 4, 3, 3, 2]) for rank in range(2)] == [[0, 3, 5], [1, 2, 4]]
+    assert Shard(0, 1).balanced([3, 9, 1]) == [0, 1, 2]
+    for count in (0, 1, 7, 48):
+        costs = [(i * 7919) % 97 for i in range(count)]
+        for world in (1, 2, 5):
+            parts = [Shard(rank, world).balanced(costs) for rank in range(world)]
+            assert sorted(place for part in parts for place in part) == list(range(count))
+            sizes = [len(range(count)[Shard(rank, world).slice(count)]) for rank in range(world)]
+            assert [len(part) for part in parts] == sizes
+    sums = [sum(costs[i] for i in part) for part in parts]  # 48 items on five ranks, sum 2307
+    assert max(sums) < 1.1 * sum(sums) / len(sums)
+
+
+def test_ranks_share_a_steps_work(make):
+    """Known lengths decide; each step's samples are those of one rank."""
+
+    def served(world, **options):
+        module = make(rollout_batch_size=8, max_steps=3, num_workers=0, **options)
+        steps = []
+        for rank in range(world):
+            module.set_rank(rank, world)
+            steps.append([[p.uid for p in b.prompts] for b in module.train_dataloader()])
+        tokens = {length.uid: length.tokens for length in module.lengths}
+        return [list(step) for step in zip(*steps, strict=True)], tokens
+
+    alone, tokens = served(1, max_prompt_tokens=4096)
+    shared, _ = served(2, max_prompt_tokens=4096)
+    halves, _ = served(2, filter_overlong=False)
+    for (whole,), parts, contiguous in zip(alone, shared, halves, strict=True):
+        assert sorted(parts[0] + parts[1]) == sorted(whole)
+        assert [len(part) for part in parts] == [4, 4]
+        assert contiguous == [whole[:4], whole[4:]]
+        cost = [sum(prompt_cost(tokens[uid]) for uid in part) for part in parts]
+        plain = [sum(prompt_cost(tokens[uid]) for uid in part) for part in contiguous]
+        assert max(cost) <= max(plain)
+    assert shared != halves, "the samples differ in length"
 
 
 class Recorder(L.LightningModule):
