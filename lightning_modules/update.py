@@ -18,6 +18,7 @@ from lightning_modules import diagnostics
 from lightning_modules.algorithms.base import Algorithm, Counts, TokenBatch, TokenLoss
 from lightning_modules.collect import Collected, Key, collect
 from lightning_modules.layouts.base import Context, Layout, Piece, dummy_micro_batch
+from lightning_modules.layouts.patchify import PatchCache
 from lightning_modules.layouts.planning import plan_micro_batches
 from lightning_modules.metrics import MetricBag, all_reduce, world_size
 from lightning_modules.optim import clip_gradients, learning_rates
@@ -80,7 +81,8 @@ class PolicyUpdater:
         self.policy = policy
         self.algorithm = algorithm
         self.layout = layout
-        self.context = context
+        self.patches = PatchCache(context.patchify, settings.patch_cache_mb * 2**20)
+        self.context = replace(context, patchify=self.patches)
         self.settings = settings
         self.backward = backward
         self.sync_gradients = sync_gradients
@@ -116,7 +118,9 @@ class PolicyUpdater:
             bag.max(name, value)
         minibatches = self._minibatches(batch, data)
         several = len(minibatches) * self.settings.epochs > 1
-        cache = self._cache(data, bag, old_needed=several or self.algorithm.needs.old_logprobs)
+        old_needed = several or self.algorithm.needs.old_logprobs
+        self.patches.begin(keep=old_needed or self.reference is not None or not self.layout.keeps_groups)
+        cache = self._cache(data, bag, old_needed)
         diagnostics.log_sources(bag, data, cache.advantages)
         diagnostics.log_rewards(bag, data, torch.tensor([float(cache.advantages[k]) for k in data.keys]), batch)
         updates = 0
@@ -124,6 +128,7 @@ class PolicyUpdater:
             updates += self._update(data, keys, cache, optimizer, scheduler, bag, first=updates == 0)
             if self.rejected:
                 break
+        self.patches.begin(keep=False)
         bag.max("train/updates", updates)
         for part, lr in learning_rates(optimizer).items():
             bag.max(f"lr/{part}", lr)

@@ -32,6 +32,8 @@ class UpdateSettings:
     entropy bonus). The update is the same; token diagnostics then describe the remaining responses only."""
     importance: ImportanceCorrection | None = None
     """Correction for the engine's slightly different distribution; None = off."""
+    patch_cache_mb: int = 1024
+    """Memory for patches that a step's further passes (old and reference log-probs, epochs, split groups) use again."""
     max_bad_updates: int = 3
     """Non-finite updates in a row after which the run stops."""
 
@@ -41,6 +43,8 @@ class UpdateSettings:
         for name in ("micro_batch_tokens", "epochs", "max_bad_updates"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.patch_cache_mb < 0:
+            raise ValueError(f"patch_cache_mb={self.patch_cache_mb} must not be negative (0 keeps nothing)")
         if self.entropy_bonus and not self.entropy:
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs entropy: true")
         if self.update_batch_size is not None and self.update_batch_size < 1:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from policy_helpers import context, load_processor, make_batch
 
+from datamodules.prepare import MediaProcessor
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.collect import collect
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.grpo import GRPOLightningModule
 from lightning_modules.layouts.padded import PaddedLayout
+from lightning_modules.layouts.patchify import PatchCache, Patchifier
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
 from lightning_modules.optim import OptimizerSettings
 from lightning_modules.policy import PolicyModel
@@ -155,6 +157,34 @@ def test_on_policy_update_runs_no_extra_pass(tiny_model_dir, processor):
     updater.policy.register_forward_hook(lambda *_: forwards.append(1))
     updater.run(make_batch(processor), torch.optim.SGD(updater.policy.parameters(), lr=0.1))
     assert len(forwards) == 1
+
+
+@pytest.mark.parametrize(("cache_mb", "per_video"), [(1024, 1), (0, 5)])
+def test_further_passes_use_the_patches_again(tiny_model_dir, processor, cache_mb, per_video):
+    """Four epochs over one batch: a pass for old log-probs and four updates."""
+    updater = make_updater(tiny_model_dir, processor, epochs=4, patch_cache_mb=cache_mb)
+    made, patchify = [], updater.patches.patchify
+    updater.patches.patchify = lambda sample: made.append(sample.uid) or patchify(sample)
+    recorded = make_batch(processor, ("video", "image"))
+    updater.run(recorded, torch.optim.SGD(updater.policy.parameters(), lr=0.0))
+    assert sorted(made) == sorted([p.uid for p in recorded.prompts] * per_video)
+    assert updater.patches.used == 0, "nothing stays behind"
+
+
+def test_patches_beyond_the_bound_are_made_anew(processor):
+    samples = make_batch(processor, ("video", "image", "text")).prompts
+    patchify = Patchifier(MediaProcessor(processor))
+    plain = [patchify(sample) for sample in samples]
+    assert [p.num_bytes for p in plain] == [2 * 16 * 1536 * 4, 4 * 2 * 1536 * 4, 0], "patches of 16 x 16 x 2 x 3 floats"
+    cache = PatchCache(patchify, max_bytes=plain[0].num_bytes)
+    first = cache(samples[0])
+    assert cache(samples[0]) is not first, "kept only where a further pass was announced"
+    cache.begin(keep=True)
+    first, second = cache(samples[0]), cache(samples[1])
+    assert cache(samples[0]) is first
+    assert cache(samples[1]) is not second
+    assert torch.equal(cache(samples[1]).images, plain[1].images)
+    assert cache.used == plain[0].num_bytes
 
 
 def test_nonfinite_step_is_skipped_dumped_and_stops_the_run(tiny_model_dir, processor, tmp_path):

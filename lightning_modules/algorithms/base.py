@@ -124,9 +124,9 @@ class DynamicSampling:
     """Keep generating until enough groups carry signal (DAPO, arXiv 2503.14476, section 3.2)."""
 
     target_groups: int | None = None
-    """Groups of an update over all ranks; None = the prompts of one rollout batch."""
+    """Groups of a step over all ranks; None = the prompts of one rollout batch."""
     max_rounds: int = 10
-    """Batches generated for one update; then it is made with what is there, and with nothing at all the run stops."""
+    """Batches generated for one step; then it is made with what is there, and with nothing at all the run stops."""
 
     def __post_init__(self) -> None:
         if self.max_rounds < 1 or (self.target_groups is not None and self.target_groups < 1):
