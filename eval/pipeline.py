@@ -60,7 +60,8 @@ def item_digest(item: BenchmarkItem) -> str:
     """Short hash of what the model is shown; an answer to another question is not resumed."""
     sample = item.sample
     shown = [sample.problem, [asdict(ref) for ref in (*sample.videos, *sample.images)], item.system, item.answer_prefix]
-    return hashlib.sha256(json.dumps([shown, dict(item.frame_options)], default=str).encode()).hexdigest()[:12]
+    frames = {**item.frame_options, "folder_fps": item.folder_fps}
+    return hashlib.sha256(json.dumps([shown, frames], default=str).encode()).hexdigest()[:12]
 
 
 def open_items(
@@ -164,8 +165,23 @@ class _Writer:
     def ready(self, uid: str, item: ReadyItem) -> None:
         """Remember what an item looked like until its outcome."""
         about = {"prompt": item.prompt.prompt_text, "prompt_tokens": item.prompt.num_prompt_tokens}
-        about |= {"frames": item.num_frames, "thumbnail": _save(self._frames_dir, uid, item.thumbnail)}
+        about |= {"frames": item.num_frames, "thumbnail": self._save(uid, item.thumbnail)}
         self._about[uid] = about
+
+    def _save(self, uid: str, data: bytes) -> str:
+        """Write a thumbnail; its file name, or "" when there is none."""
+        if self._frames_dir is None or not data:
+            return ""
+        path = self._frames_dir / (hashlib.sha256(uid.encode()).hexdigest()[:16] + ".jpg")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:  # a picture in the report is not worth a result
+            log.warning("cannot write %s (%s): the report shows no more pictures", path, error.strerror)
+            path.unlink(missing_ok=True)
+            self._frames_dir = None
+            return ""
+        return path.name
 
     def take(self, outcome: Outcome) -> None:
         """Turn an outcome into a record."""
@@ -226,17 +242,3 @@ class _Writer:
             self._said = time.monotonic()
             done = self._stats.answered + self._stats.failed
             log.info("evaluation: %d of %d items, %d failed", done, self._stats.items, self._stats.failed)
-
-
-def _save(folder: Path | None, uid: str, data: bytes) -> str:
-    """Write a thumbnail; its file name, or "" when there is none."""
-    if folder is None or not data:
-        return ""
-    name = hashlib.sha256(uid.encode()).hexdigest()[:16] + ".jpg"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    except OSError as error:  # a picture in the report is not worth a result
-        log.warning("cannot write %s: %s", folder / name, error)
-        return ""
-    return name

@@ -114,7 +114,18 @@ class PreparePool:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._stop = False
+        self._workers: list[_Worker] = []
         self._thread: threading.Thread | None = None
+
+    def start(self, count: int | None = None) -> None:
+        """Start processes now, so that they are up when the engine is; `run` starts what is missing.
+
+        Args:
+            count: how many; None = all.
+        """
+        self._began = self._began or time.monotonic()
+        for _ in range(min(self.processes, self.processes if count is None else count) - len(self._workers)):
+            self._workers.append(_Worker(self._build, self._preload))
 
     def run(self, tasks: Iterable[Task]) -> Iterator[Prepared | None]:
         """Yield one outcome per task, in the order in which they are ready.
@@ -124,7 +135,7 @@ class PreparePool:
         Raises:
             RuntimeError: the processes cannot start.
         """
-        self._began = time.monotonic()
+        self._began = self._began or time.monotonic()
         self._thread = threading.Thread(target=self._main, args=(iter(tasks),), name="prepare-pool", daemon=True)
         self._thread.start()
         try:
@@ -148,6 +159,9 @@ class PreparePool:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
             self._thread = None
+        for worker in self._workers:  # started and never used
+            worker.kill()
+        self._workers.clear()
         with self._lock:
             if self._wake_write >= 0:
                 os.close(self._wake_write)
@@ -167,14 +181,14 @@ class PreparePool:
                     os.write(self._wake_write, b"x")
 
     def _main(self, tasks: Iterator[Task]) -> None:
-        workers: list[_Worker] = []
+        workers = self._workers
         try:
             self._pump(_Queue(tasks), workers)
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer must hear it instead of waiting forever
             self._outcomes.put(error)
         finally:
-            for worker in workers:
-                worker.kill()
+            while workers:
+                workers.pop().kill()
             self._outcomes.put(_END)
 
     def _pump(self, tasks: _Queue, workers: list[_Worker]) -> None:

@@ -6,6 +6,7 @@ end, `kill -9` included, the same command finds what is finished and does the re
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -13,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,8 +58,9 @@ class FolderLock:
                 raise FolderInUse(
                     f"{self.path.parent} is being written by {holder}; wait for it, end it, or set another output_dir"
                 ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
         """Give the folder back."""
@@ -220,26 +222,42 @@ def model_identity(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let an `OSError` of the body name the file: the errors of `write` do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write a file of JSON lines whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(Path(path), (_line(record) for record in records))
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    _replace(Path(path), [text.encode("utf-8", "surrogatepass")])
+
+
+def _replace(path: Path, parts: Iterable[bytes]) -> None:
+    data = b"".join(parts)
+    with naming(path):
+        if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+            return  # the same command again needs no room for what is there
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.writelines(_line(record) for record in records)
-        os.replace(temporary, path)
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -93,6 +93,9 @@ class BenchmarkRun:
         self.key = run_key(self.key_fields)
         name = f"{benchmark.name}-{self.key}"
         self.folder = Path(options.output_dir) / options.model_name / name
+        self.problem = ""
+        """Which file could not be written, and why; its records are in memory."""
+        self._unwritten: dict[str, Mapping[str, dict[str, Any]]] = {}
 
     def run(self, make_driver: Callable[[], Driver], router: RewardRouter, stage: Stage = "all") -> dict[str, Any]:
         """Run a stage, or all of them; returns the result (empty for `prepare` and `infer`).
@@ -102,8 +105,11 @@ class BenchmarkRun:
             router: scorer.
             stage: `score` needs no model, `aggregate` neither model nor router.
 
+        When the disk gets full after `prepare`, the result rests on what is in memory and its "problem" names the file.
+
         Raises:
             FolderInUse: another evaluation writes to the folder.
+            OSError: a file cannot be written and there is no result to tell it with.
             ValueError: the benchmark's files are missing or do not fit, or an earlier stage has not been run.
         """
         with FolderLock(self.folder):
@@ -114,7 +120,10 @@ class BenchmarkRun:
                 self.infer(items, make_driver, router)
             if stage == "score":
                 self.score(items, router, again=True)
-            return self.aggregate(items) if stage in ("all", "score", "aggregate") else {}
+            result = self.aggregate(items) if stage in ("all", "score", "aggregate") else {}
+            if self.problem and not result:
+                raise OSError(self.problem)
+            return result
 
     def prepare(self) -> None:
         """Read the benchmark's files; write `items.jsonl` and `run.json`."""
@@ -166,13 +175,9 @@ class BenchmarkRun:
                 stats = self._ask(missing, make_driver, answers, scorer)
             scorer.finish()
         finally:
-            answers.close()
-            scores.close()
+            self._close(answers, scores)
         if stats is not None:
-            write_json(self.folder / "stats.json", asdict(stats))
-        for record_log in (answers, scores):
-            if record_log.problem:
-                raise OSError(f"not everything could be written: {record_log.problem}; free space and run again")
+            self._write("stats.json", asdict(stats))
         return stats
 
     def _ask(
@@ -186,10 +191,16 @@ class BenchmarkRun:
         pool = PreparePool(
             self.settings, options.processes, options.prepare_deadline_s, options.max_bytes, options.preload
         )
+        try:
+            pool.start(len(missing))  # while the engine loads
+            driver = make_driver()
+        except BaseException:
+            pool.close()
+            raise
         stats = ask(
             missing,
             pool,
-            make_driver(),
+            driver,
             options.sampling,
             answers,
             seed=options.seed,
@@ -220,13 +231,12 @@ class BenchmarkRun:
             scorer.submit(unscored(items, answers, scores.records))
             scorer.finish()
         finally:
-            scores.close()
+            self._close(scores)
 
     def aggregate(self, items: Sequence[BenchmarkItem]) -> dict[str, Any]:
         """Compute all figures and write `result.json`."""
         run = _read_json(self.folder / "run.json")
-        answers = read_records(self.folder / "answers.jsonl")
-        scores = read_records(self.folder / "scores.jsonl")
+        answers, scores = self._records("answers"), self._records("scores")
         scored = scored_items(items, answers, scores)
         report = LoadReport(**{key: _tupled(value) for key, value in run["report"].items()})
         custom = bool(self.settings.frame_overrides)
@@ -253,11 +263,32 @@ class BenchmarkRun:
         if (self.folder / "stats.json").is_file():
             result["stats"] = _read_json(self.folder / "stats.json")
         result["written"] = time.strftime("%Y-%m-%dT%H:%M:%S")
-        write_json(self.folder / "result.json", result)
-        return result
+        self._write("result.json", result)
+        return result | ({"problem": self.problem} if self.problem else {})
 
     def _open(self, name: str) -> RecordLog:
         return RecordLog(self.folder / f"{name}.jsonl")
+
+    def _close(self, *logs: RecordLog) -> None:
+        """Close record files; what the disk did not take is kept for the figures of this process."""
+        for record_log in logs:
+            record_log.close()
+            if record_log.problem:
+                self._unwritten[record_log.path.stem] = record_log.records
+                self._note(record_log.problem)
+
+    def _records(self, name: str) -> Mapping[str, dict[str, Any]]:
+        return self._unwritten.get(name) or read_records(self.folder / f"{name}.jsonl")
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        try:
+            write_json(self.folder / name, value)
+        except OSError as error:
+            self._note(f"{error.filename}: {error.strerror}")
+
+    def _note(self, problem: str) -> None:
+        log.error("%s: cannot write %s", self.benchmark.name, problem)
+        self.problem = self.problem or f"not everything could be written: {problem}; free space and run again"
 
     def _key_fields(self) -> dict[str, Any]:
         options, benchmark = self.options, self.benchmark

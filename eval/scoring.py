@@ -92,26 +92,30 @@ class Scorer:
         official: Score | None = None,
         robust: Score | None = None,
     ) -> None:
-        self._scores.append(
-            {
-                "uid": item.uid,
-                "answer": answer_digest(answer),
-                "state": state,
-                "reason": reason,
-                "official": None if official is None else _plain(official),
-                "robust": None if robust is None else _plain(robust),
-            }
-        )
+        record = {
+            "uid": item.uid,
+            "answer": answer_digest(answer),
+            "state": state,
+            "reason": reason,
+            "official": None if official is None else _plain(official),
+            "robust": None if robust is None else _plain(robust),
+        }
+        if self._scores.records.get(item.uid) != record:
+            self._scores.append(record)
 
 
 def unscored(
     items: Sequence[BenchmarkItem], answers: Mapping[str, Mapping[str, Any]], scores: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[BenchmarkItem, Mapping[str, Any]]]:
-    """Answers that have no score of their own yet."""
+    """Answers that have no score of their own yet, or were not judged: there may be a judge now."""
     return [
         (item, answers[item.uid])
         for item in items
-        if item.uid in answers and scores.get(item.uid, {}).get("answer") != answer_digest(answers[item.uid])
+        if item.uid in answers
+        and (
+            scores.get(item.uid, {}).get("answer") != answer_digest(answers[item.uid])
+            or scores[item.uid]["state"] == "not_judged"
+        )
     ]
 
 

@@ -69,6 +69,26 @@ def test_prepared_bytes_stay_below_the_limit_and_a_huge_item_still_passes():
     assert len(run_pool(PreparePool(FakeDecoder(), processes=2, max_bytes=10), tasks("fine", "fine"))) == 2
 
 
+def test_processes_started_before_the_work_do_it_and_end_without_work():
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    pool = PreparePool(FakeDecoder(), processes=3)
+    pool.start(2)
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    assert run_pool(pool, tasks("fine", "decoder dies")) == {
+        "u0": "fine",
+        "u1": "the preparation process died 2 times (exit code 7)",
+    }
+    assert not any(process.is_alive() for process in started)
+    idle = PreparePool(FakeDecoder(), processes=2)
+    idle.start()
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    idle.close()
+    assert set(multiprocessing.active_children()) <= before
+
+
 def broken_build():
     raise ValueError("no such tokenizer")
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from eval.records import write_json
+from eval.records import naming, write_json, write_text
 from eval.report.items import browser_items
 from eval.report.rows import Result, Row, group_rows, headline, rows
 
@@ -36,17 +36,24 @@ def write_reports(
         tensorboard_step: step of the scalars; None = no TensorBoard.
 
     Raises:
+        OSError: a file cannot be written; the message names it.
         ValueError: the baseline holds no report.
     """
     folder = Path(folder)
     before = read_report(baseline) if baseline else []
     table = rows(results, before)
     write_json(folder / "report.json", {"results": list(results), "rows": [asdict(row) for row in table]})
-    _write_text(folder / "report.md", markdown(results, table, before))
-    _write_text(folder / "report.html", page(results, table, before, num_items))
+    write_text(folder / "report.md", markdown(results, table, before))
+    write_text(folder / "report.html", page(results, table, before, num_items))
     if tensorboard_step is not None:
-        write_scalars(results, folder / "tensorboard", tensorboard_step)
+        with naming(folder / "tensorboard"):
+            write_scalars(results, folder / "tensorboard", tensorboard_step)
     return text_table(table)
+
+
+def console_table(results: Sequence[Result], baseline: str | Path | None = None) -> str:
+    """The table in plain text, without any file."""
+    return text_table(rows(results, read_report(baseline) if baseline else []))
 
 
 def read_report(path: str | Path) -> list[dict[str, Any]]:
@@ -173,9 +180,3 @@ def scalars(result: Result) -> dict[str, float]:
 
 def _cell(text: str) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -31,7 +31,7 @@ def evaluate_benchmarks(config: DictConfig) -> int:
         ConfigError: something is wrong before any work starts.
     """
     from eval.records import FolderInUse
-    from eval.report.write import write_reports
+    from eval.report.write import read_report
     from eval.runner import STAGES
 
     plain = to_plain(config)
@@ -39,6 +39,11 @@ def evaluate_benchmarks(config: DictConfig) -> int:
         raise ConfigError(f"stage={plain['stage']} is unknown; use one of {', '.join(STAGES)}")
     if plain["stage"] in ("all", "prepare") and not plain["data_root"]:
         raise ConfigError("data_root is not set: add data_root=DIR, the folder with one folder per benchmark")
+    if plain["baseline"]:
+        try:
+            read_report(plain["baseline"])
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     runs = _runs(config, plain)
     driver = _Driver(config)
     router = build(config.reward)
@@ -51,26 +56,38 @@ def evaluate_benchmarks(config: DictConfig) -> int:
                 log.error("%s: %s", run.benchmark.name, error)
                 problems.append(f"{run.benchmark.name}: {error}")
                 continue
+            if problem := result.pop("problem", ""):
+                problems.append(f"{run.benchmark.name}: {problem}")
             if result:
                 results.append(result)
     finally:
         driver.close()
         router.close()
     if results:
-        folder = Path(plain["output_dir"]) / runs[0].options.model_name
-        text = write_reports(
+        problems += _report(results, plain, Path(plain["output_dir"]) / runs[0].options.model_name)
+    for problem in problems:
+        log.error("incomplete: %s", problem)
+    return 1 if problems or any(result["unasked"] for result in results) else 0
+
+
+def _report(results: list[dict[str, Any]], plain: dict[str, Any], folder: Path) -> list[str]:
+    """Print the table, write the report; returns what went wrong."""
+    from eval.report.write import console_table, write_reports
+
+    for line in console_table(results, plain["baseline"]).splitlines():
+        log.info("%s", line)
+    try:
+        write_reports(
             results,
             folder,
             baseline=plain["baseline"],
             num_items=plain["report_items"],
             tensorboard_step=plain["tensorboard_step"] if plain["tensorboard"] else None,
         )
-        for line in text.splitlines():
-            log.info("%s", line)
-        log.info("report: %s", folder / "report.html")
-    for problem in problems:
-        log.error("not evaluated: %s", problem)
-    return 1 if problems or any(result["unasked"] for result in results) else 0
+    except OSError as error:
+        return [f"the report could not be written: {error.filename}: {error.strerror}"]
+    log.info("report: %s", folder / "report.html")
+    return []
 
 
 class _Driver:
@@ -159,10 +176,13 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(path: str) -> Path:
-    """The model's folder; a training run's newest checkpoint is exported first."""
+    """The model's folder; a training run's checkpoint, the newest unless one is named, is exported first."""
+    from lightning_modules.launch.run_folder import CHECKPOINT_DIR
     from lightning_modules.launch.runs import export_run
 
     folder = Path(path)
+    if folder.parent.name == CHECKPOINT_DIR and folder.name.startswith("step_"):
+        return export_run(folder.parent.parent, int(folder.name.removeprefix("step_")))
     if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
         return export_run(folder)
     return folder
