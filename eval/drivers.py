@@ -53,7 +53,9 @@ def make_ray(
     return AsyncDriver([build] * replicas, max_in_flight, deadline_s, restarts)
 
 
-def make_lock_step(engine: Callable[[], Engine], batch_size: int = 32) -> LockStepDriver:
-    """The in-process engine of training runs, batch after batch."""
+def make_lock_step(
+    engine: Callable[[], Engine], batch_size: int = 32, deadline_s: float | None = 3600.0
+) -> LockStepDriver:
+    """The in-process engine of training runs, batch after batch; see `LockStepDriver`."""
     built = engine()
-    return LockStepDriver(built.generate, batch_size, close=built.close)
+    return LockStepDriver(built.generate, batch_size, built.close, deadline_s)

@@ -25,6 +25,10 @@ class EngineLostError(RuntimeError):
     """The engine is gone; what was in flight may be asked again elsewhere."""
 
 
+class DeadlineError(RuntimeError):
+    """A call of the engine did not end in time."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one request."""
@@ -77,18 +81,25 @@ class LockStepDriver:
     """Batch after batch through a `GenerateFn`.
 
     A batch that raises is repeated without the sample that the engine named, or request by request when it named
-    none.
+    none. What a batch has not answered at its deadline has failed; when the engine does not come back either, the
+    remaining requests are not final.
 
     Args:
         generate: the engine.
         batch_size: requests per call.
         close: called by `close`, for instance the engine's own.
+        deadline_s: seconds for one call, made in a thread of its own; None = no limit.
     """
 
-    def __init__(self, generate: GenerateFn, batch_size: int = 32, close: object = None) -> None:
+    def __init__(
+        self, generate: GenerateFn, batch_size: int = 32, close: object = None, deadline_s: float | None = None
+    ) -> None:
+        from eval.deadline import WatchedGenerate  # which knows the errors of this module
+
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
-        self._generate, self._batch_size, self._close = generate, batch_size, close
+        self._watched = None if deadline_s is None else WatchedGenerate(generate, deadline_s)
+        self._generate, self._batch_size, self._close = self._watched or generate, batch_size, close
         self.stats = DriverStats()
 
     def run(self, requests: Iterable[GenerateRequest | None]) -> Iterator[Outcome]:
@@ -102,7 +113,12 @@ class LockStepDriver:
         self.stats.span_s += time.monotonic() - started
 
     def close(self) -> None:
-        """Release the engine."""
+        """Release the engine, unless it hangs: waiting for it would be endless."""
+        if self._watched is not None:
+            self._watched.close()
+            if self._watched.is_stuck:
+                log.warning("evaluation: the engine hangs and is left to the end of the process")
+                return
         if callable(self._close):
             self._close()
 
@@ -137,6 +153,15 @@ class LockStepDriver:
                 for request in bad:
                     del left[request.request_id]
                     yield Outcome(request, reason=error.reason, seconds=time.monotonic() - started)
+            except DeadlineError as error:
+                log.warning("evaluation: %d of a batch of %d have %s", len(left), len(batch), error)
+                for request in left.values():
+                    yield Outcome(request, reason=str(error), seconds=time.monotonic() - started)
+                return
+            except EngineLostError as error:
+                log.error("evaluation: %s; giving up on it", error)
+                yield from fail_all(list(left.values()), f"the engine was lost: {error}")
+                return
             except Exception as error:  # noqa: BLE001 - an engine may raise anything; its batch must get its outcomes
                 log.warning("evaluation: a batch of %d failed (%s); repeating one by one", len(left), error)
                 yield from self._single(list(left.values()))
@@ -148,6 +173,10 @@ class LockStepDriver:
             started = time.monotonic()
             try:
                 ((_, response),) = list(self._generate([request]))
+            except EngineLostError as error:
+                lost = [*(outcome.request for outcome in failed), *batch[place:]]
+                yield from fail_all(lost, f"the engine was lost: {error}")
+                return
             except Exception as error:  # noqa: BLE001 - as above
                 reason = error.reason if isinstance(error, SampleError) else str(error) or type(error).__name__
                 failed.append(Outcome(request, reason=reason, seconds=time.monotonic() - started))
