@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from datamodules.errors import MediaError
 from datamodules.prepare import SamplePreparer, check_text, load_processor
 from datamodules.prompts import PromptTemplates, place_media
 from datamodules.video.cache import VideoCache
+from datamodules.video.frame_folder import read_frame_folder
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
 from eval.frame_policy import frame_options
 
@@ -96,8 +98,8 @@ class ItemPreparer(SamplePreparer):
         self._thumbnails = settings.thumbnails
         self._item: BenchmarkItem | None = None
         # Neighbouring questions are about one video: the last one stays at hand.
-        self._recent = lru_cache(maxsize=2)(self.cache.load)
-        self.cache.load = self._recent
+        self._load_file = self.cache.load
+        self.cache.load = lru_cache(maxsize=2)(self._load)
 
     def __call__(self, item: BenchmarkItem) -> ReadyItem:
         """Prepare one item.
@@ -112,6 +114,14 @@ class ItemPreparer(SamplePreparer):
         strip = thumbnail(prompt) if self._thumbnails else b""
         frames = sum(len(video.frames) for video in prompt.videos)
         return ReadyItem(replace(prompt, videos=tuple(map(_plain, prompt.videos))), frames, strip)
+
+    def _load(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo:
+        source = self.cache.source(ref)
+        if not source.is_dir():
+            return self._load_file(ref, spec)
+        if self._item.folder_fps is None:
+            raise MediaError(source, "is a folder, and nothing says with how many frames per second it was written")
+        return read_frame_folder(source, spec, self._item.folder_fps, ref.start, ref.end)
 
     def prompt_text(self, sample: Sample) -> str:
         """The chat-templated prompt, with the official system message and the beginning of the answer."""

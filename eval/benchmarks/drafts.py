@@ -35,6 +35,8 @@ class Draft:
     """Options with labels of their own ("Option 1: ..."), instead of `texts`."""
     videos: tuple[MediaRef, ...] = ()
     images: tuple[MediaRef, ...] = ()
+    folder_fps: float | None = None
+    """Frames per second of videos that are folders of frames."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """The official record."""
     extra: Mapping[str, Any] = field(default_factory=dict)

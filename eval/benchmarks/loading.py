@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.types import MediaRef, Sample
+from datamodules.video.frame_folder import is_frame_folder
 from eval import prompts
 from eval.benchmarks.drafts import Draft, gold_letter, inline_options, option_texts, strip_tags
 from eval.benchmarks.readers import Record, lookup
@@ -44,12 +45,12 @@ class MediaFinder:
         self._known: dict[str, Path | None] = {}
 
     def find(self, relative: str) -> Path | None:
-        """The file, or None. `videos/` in front of the path and its plain name are tried too."""
+        """The file (or folder of frames), or None. `videos/` in front of the path and its plain name are tried too."""
         if relative not in self._known:
             clean = relative.removeprefix("./")
             places = dict.fromkeys([clean, f"videos/{clean}", Path(clean).name, f"videos/{Path(clean).name}"])
             self._known[relative] = next(
-                (folder / p for folder in self.folders for p in places if p and (folder / p).is_file()), None
+                (folder / p for folder in self.folders for p in places if p and _is_medium(folder / p)), None
             )
         return self._known[relative]
 
@@ -61,6 +62,10 @@ class MediaFinder:
         expected = str(self.folders[0] / candidates[0].removeprefix("./"))
         self.missing.add(expected)
         return expected
+
+
+def _is_medium(path: Path) -> bool:
+    return path.is_file() or is_frame_folder(path)
 
 
 def folders(benchmark: Benchmark, root: Path) -> tuple[Path, ...]:
@@ -124,6 +129,7 @@ def plain_draft(benchmark: Benchmark, record: Record, source: Source, media: Med
         problem_type=benchmark.problem_type,
         texts=texts,
         videos=(video_of(record, source, media),),
+        folder_fps=source.frame_rate(record),
         meta=record,
         gold_ok=gold_ok,
     )
@@ -215,6 +221,7 @@ def build_item(benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFin
         system=benchmark.system if official else None,
         answer_prefix=benchmark.answer_prefix if official else "",
         frame_options=options,
+        folder_fps=draft.folder_fps if any(Path(ref.path).is_dir() for ref in videos) else None,
     )
 
 

@@ -58,6 +58,8 @@ class Source:
     start: str | None = None
     """Field with the start of the used part in seconds."""
     end: str | None = None
+    folder_fps: float | None = None
+    """Frames per second of media that are folders of numbered frames; a number in the record's `fps` goes before."""
     expand: str | None = None
     """Field with a list of questions per record; each becomes one record together with the outer fields."""
     file_pattern: str | None = None
@@ -117,6 +119,11 @@ class Source:
                     row += 1
                     if self._belongs(full):
                         yield full
+
+    def frame_rate(self, record: Mapping[str, Any]) -> float | None:
+        """Frames per second of the record's video, should it be a folder of frames."""
+        stated = record.get("fps")
+        return float(stated) if isinstance(stated, (int, float)) and stated > 0 else self.folder_fps
 
     def _derived(self, record: Record) -> Record:
         for name, (origin, pattern) in self.derive.items():

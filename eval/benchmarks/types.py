@@ -38,6 +38,8 @@ class BenchmarkItem:
     """Text with which the official prompt begins the assistant's turn ("Best option:("); "" = nothing."""
     frame_options: Mapping[str, Any] = field(default_factory=dict)
     """`VideoSpec` fields of this item on top of the frame policy's (`dataclasses.replace(spec, **frame_options)`)."""
+    folder_fps: float | None = None
+    """Frames per second of videos that are folders of frames."""
 
 
 @dataclass(frozen=True)
