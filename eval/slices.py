@@ -41,7 +41,9 @@ class MemoryLog:
 
 
 class BenchmarkSlices:
-    """The first items of some benchmarks, asked every now and then.
+    """A few items of some benchmarks, evenly spaced over their files, asked every now and then.
+
+    The first items would often be of one task only, and the mean over tasks would mean nothing.
 
     Args:
         benchmarks: names, or "all".
@@ -145,13 +147,13 @@ class BenchmarkSlices:
 
     def _load(self, benchmark: Benchmark) -> tuple[list[BenchmarkItem], LoadReport]:
         if benchmark.name not in self._loaded:
-            self._loaded[benchmark.name] = benchmark.load(
-                self._data_root,
-                self._style,
-                self._frame_policy,
-                limit=self._limit,
-                available_only=self._available_only,
+            items, report = benchmark.load(
+                self._data_root, self._style, self._frame_policy, available_only=self._available_only
             )
+            chosen = evenly_spaced(items, self._limit)
+            if len(chosen) < len(items):
+                report = replace(report, n=len(chosen), is_partial=True)
+            self._loaded[benchmark.name] = chosen, report
         return self._loaded[benchmark.name]
 
     def _preparer(self, benchmark: Benchmark) -> ItemPreparer:
@@ -160,6 +162,16 @@ class BenchmarkSlices:
         preparer = replace(self._settings, benchmark_frames=dict(benchmark.frames))()
         preparer.cache.decode_clip = DecodeService(self._timeout_s)
         return preparer
+
+
+def evenly_spaced(items: Sequence[BenchmarkItem], limit: int | None) -> list[BenchmarkItem]:
+    """`limit` of the items in their order, from the first on; all when there are no more.
+
+    Example: of items 0 to 9, three are 0, 3 and 6.
+    """
+    if limit is None or limit >= len(items):
+        return list(items)
+    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def _prepared(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from conftest import ROOT
 from test_eval_pipeline_benchmark import drawn  # noqa: F401 - a fixture
 from train_helpers import command, environment, run
 
-from eval.records import read_records
+from eval.records import FolderInUse, FolderLock, read_records
 
 STEPS = 3
 NAMES = ("charades_sta", "videomme")
@@ -24,7 +25,7 @@ SAME_FRAMES = ("frames.max_frames=64", "frames.min_pixels=2048", "frames.max_pix
 
 @pytest.fixture(scope="module")
 def trained(tiny_assets, drawn, tmp_path_factory) -> Path:  # noqa: F811
-    """Three steps with the colocated vLLM engine, six items of two benchmarks before and after every step."""
+    """Three steps with the colocated vLLM engine, twelve items of two benchmarks before and after every step."""
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     run(
         "experiment=tiny_cpu",
@@ -40,7 +41,7 @@ def trained(tiny_assets, drawn, tmp_path_factory) -> Path:  # noqa: F811
         "callbacks.checkpoint.keep_last=1",
         f"callbacks.evaluation.slices.benchmarks=[{','.join(NAMES)}]",
         f"callbacks.evaluation.slices.data_root={drawn}",
-        "callbacks.evaluation.slices.limit=6",
+        "callbacks.evaluation.slices.limit=12",
         "callbacks.evaluation.slices.batch_size=4",
     )
     return run_dir
@@ -58,7 +59,7 @@ def on_model(model: Path, data: Path, output: Path, *more: str) -> tuple[str, ..
     """The command that asks a model what the slices asked it, through transformers instead of vLLM."""
     where = (f"model={model}", "benchmark=charades_sta", f"data_root={data}", f"output_dir={output}")
     engine = ("driver=hf", "driver.engine.dtype=float32", "driver.engine.max_model_len=2048", "driver.batch_size=1")
-    return (*where, *engine, *SAME_FRAMES, "limit=6", "prepare.processes=1", "report_items=0", *more)
+    return (*where, *engine, *SAME_FRAMES, "prepare.processes=1", "report_items=0", *more)
 
 
 def result(output: Path) -> tuple[dict, dict[str, str]]:
@@ -81,10 +82,10 @@ def test_every_item_of_a_slice_has_one_state_at_every_step_and_the_loggers_have_
         for name in NAMES:
             rows = saved["slices"][name]
             assert [row["uid"] for row in rows] == sorted({row["uid"] for row in rows}, key=lambda u: (len(u), u))
-            assert len(rows) == 6
+            assert len(rows) == 12
             assert {row["state"] for row in rows} <= {"ok", "unparsed"}
-            # By hand: mean over all six, unparsed ones as 0.
-            mean = sum(row["official"]["accuracy"] if row["state"] == "ok" else 0.0 for row in rows) / 6
+            # By hand: mean over all twelve, unparsed ones as 0.
+            mean = sum(row["official"]["accuracy"] if row["state"] == "ok" else 0.0 for row in rows) / 12
             metric = {"charades_sta": "mIoU", "videomme": "accuracy"}[name]
             assert saved["metrics"][f"eval/{name}/{metric}"] == pytest.approx(100 * mean)
             heads.append(100 * mean)
@@ -120,13 +121,15 @@ def test_a_run_as_model_killed_continued_and_scored_again_gives_the_slice(traine
         if any(path.read_bytes().count(b"\n") for path in tmp_path.rglob("answers.jsonl")):
             break
         time.sleep(0.005)
+    (path,) = tmp_path.rglob("answers.jsonl")
+    with pytest.raises(FolderInUse, match=f"process {process.pid} "):
+        FolderLock(path.parent)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (path,) = tmp_path.rglob("answers.jsonl")
     before = len(read_records(path))
-    assert 1 <= before < 6, "the evaluation was not killed in its middle"
+    assert 1 <= before < 12, "the evaluation was not killed in its middle"
     assert not list(tmp_path.rglob("result.json"))
-    assert f"6 items, {6 - before} to ask" in evaluate(*asked)
+    assert f"12 items, {12 - before} to ask" in evaluate(*asked)
 
     figures, said = result(tmp_path)
     assert said == responses(trained, STEPS)
@@ -137,6 +140,10 @@ def test_a_run_as_model_killed_continued_and_scored_again_gives_the_slice(traine
     again, _ = result(tmp_path)
     for figure in ("headline", "robust_headline", "tables", "counts", "is_partial", "reason", "key"):
         assert again[figure] == figures[figure]
+    with FolderLock(path.parent):
+        refused = run(*asked, "stage=aggregate", script="evaluate.py", check=1)
+    assert f"is being written by process {os.getpid()} " in refused
+    assert "Traceback" not in refused
 
 
 def test_the_best_checkpoint_as_model_says_what_it_said_during_training(trained, drawn, tmp_path):  # noqa: F811
@@ -145,6 +152,20 @@ def test_the_best_checkpoint_as_model_says_what_it_said_during_training(trained,
     figures, said = result(tmp_path)
     assert figures["model"] == f"run-step_{best:08d}"
     assert said == responses(trained, best)
+
+
+def test_a_slice_covers_all_tasks_of_a_benchmark(tmp_path):
+    from eval_official_files import mvbench
+
+    from eval.benchmarks import catalogue
+    from eval.slices import evenly_spaced
+
+    mvbench(tmp_path / "mvbench")
+    items, _ = catalogue.get("mvbench").load(tmp_path)
+    many = [item for item in items for _ in range(200)]  # 20 tasks of 200, as published
+    assert [item.meta["_task"] for item in evenly_spaced(many, 40)[::2]] == [item.meta["_task"] for item in items]
+    assert evenly_spaced(items, 20) == evenly_spaced(items, None) == items
+    assert [items.index(item) for item in evenly_spaced(items[:10], 3)] == [0, 3, 6]
 
 
 def test_list_names_what_is_on_this_disk(drawn):  # noqa: F811
