@@ -13,7 +13,7 @@ from test_rollout_callback import KeepOpen
 
 from datamodules.cold_start import build_cold_start_dataset
 from datamodules.video_rl import VideoRLDataModule
-from lightning_modules.algorithms.base import DynamicSampling
+from lightning_modules.algorithms.base import Algorithm, DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.offline.mix import MixCallback
@@ -169,13 +169,45 @@ def test_replay_with_prompts_brought_back_runs(vllm_engine, restore_engine_weigh
     assert watcher.groups[1][4].responses[-1].offline
 
 
-def test_callbacks_in_the_wrong_order_and_dynamic_sampling_are_refused(tiny_model_dir, data_folder, vllm_engine):
+def test_callbacks_in_the_wrong_order_are_refused():
     trainer = L.Trainer(accelerator="cpu", callbacks=[MixCallback()], logger=False, enable_checkpointing=False)
     with pytest.raises(RuntimeError, match="needs an engine and a reward callback in front of it"):
         trainer.callbacks[0].setup(trainer, None, "fit")
-    algorithm = DAPO(dynamic_sampling=DynamicSampling())
-    with pytest.raises(ValueError, match="dynamic_sampling=null"):
-        fit(tiny_model_dir, data_folder, vllm_engine, SFTInterleaveCallback(), algorithm=algorithm)
+
+
+class KeepsAll(DAPO):
+    """Dynamic sampling that takes every group."""
+
+    keep_groups = Algorithm.keep_groups
+
+
+@pytest.mark.parametrize(
+    ("offline", "algorithm", "own"),
+    [(MixCallback(), DAPO, N - 1), (SFTInterleaveCallback(), KeepsAll, N)],
+    ids=["mix", "sft"],
+)
+def test_dynamic_sampling_draws_rounds_within_a_step(
+    vllm_engine, restore_engine_weights, tiny_model_dir, data_folder, offline, algorithm, own
+):
+    """Six groups from rounds of four: two rounds a step, of which two groups are dropped, and two steps in all."""
+    watcher, _, module = fit(
+        tiny_model_dir,
+        data_folder,
+        vllm_engine,
+        offline,
+        algorithm=algorithm(dynamic_sampling=DynamicSampling(target_groups=6)),
+    )
+    assert (module.rl_step, module.rounds) == (2, 4)
+    assert [len(groups) for groups in watcher.groups] == [6, 6]
+    # Data are used in order: a pass over the eight samples is two rounds, one step.
+    seen = [{group.uid for group in groups} for groups in watcher.groups]
+    assert [len(uids) for uids in seen] == [6, 6]
+    for metrics, logged in zip(watcher.metrics, watcher.step_metrics, strict=True):
+        assert metrics["dynamic_sampling/rounds"] == 2
+        assert metrics["dynamic_sampling/dropped"] == 2
+        assert metrics["rollout/responses_count"] == 2 * 4 * own, "of both rounds"
+        assert logged["mismatch/max_diff"] < 1e-4, "the policy did not move between the rounds"
+        assert logged["train/updates"] == 1
 
 
 def test_source_masks_survive_a_dump(tiny_model_dir, tmp_path):

@@ -62,15 +62,10 @@ class SFTInterleaveCallback(OfflineCallback):
         self._updater: PolicyUpdater | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Make the supervised update beside the RL one. Raises ValueError with dynamic sampling."""
+        """Make the supervised update beside the RL one."""
         super().on_fit_start(trainer, pl_module)
         if not self.enable:
             return
-        if pl_module.buffer is not None:
-            raise ValueError(
-                "SFT interleaving changes the policy between rollouts, but the algorithm's dynamic sampling collects "
-                "groups over several of them and takes them for fresh: set algorithm.dynamic_sampling=null"
-            )
         self._updater = supervised_updater(pl_module.updater())
 
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
