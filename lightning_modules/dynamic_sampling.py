@@ -42,6 +42,7 @@ class GroupFilter:
             raise ValueError(f"{type(algorithm).__name__} has no dynamic sampling to run")
         self.algorithm = algorithm
         self.settings = algorithm.dynamic_sampling
+        self._warned = False
 
     def fill(self, batch: StepBatch, more: Callable[[], StepBatch | None]) -> int:
         """Make `batch` hold the informative groups of as many rounds as it takes; a collective.
@@ -103,13 +104,16 @@ class GroupFilter:
                 "algorithm.dynamic_sampling.max_rounds, or train on every group with algorithm.dynamic_sampling=null"
             )
         if count < target:
-            log.warning(
-                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them "
-                "(algorithm.dynamic_sampling.max_rounds, target_groups)",
+            # Near the end of a successful run this is every step's state, and in the metrics.
+            log.log(
+                logging.DEBUG if self._warned else logging.WARNING,
+                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them. Said once; "
+                "algorithm.dynamic_sampling.max_rounds and target_groups set the limits",
                 count,
                 target,
                 rounds,
             )
+            self._warned = True
 
     def _metrics(self, rounds: Sequence[StepBatch], count: int, target: int) -> dict[str, float]:
         """What was drawn: equal on every rank. Accuracy is that of all responses, before the selection."""
