@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,12 @@ class GroupFilter:
         self.settings = algorithm.dynamic_sampling
         self._warned = False
 
-    def fill(self, batch: StepBatch, more: Callable[[], StepBatch | None]) -> int:
+    def fill(self, batch: StepBatch, more: Callable[[int], StepBatch | None]) -> int:
         """Make `batch` hold the informative groups of as many rounds as it takes; a collective.
 
         Args:
             batch: the first round, scored; its groups are replaced, its timings and metrics become the step's.
-            more: the next round, generated and scored; None when the data end.
+            more: the next round, generated and scored, of at most so many prompts per rank; None when the data end.
 
         Returns:
             Rounds drawn, `batch` included.
@@ -68,7 +69,7 @@ class GroupFilter:
                     len(rounds),
                     self.settings.max_rounds,
                 )
-            following = more()
+            following = more(self._prompts_needed(rounds, count, target))
             if following is None:
                 break
             rounds.append(following)
@@ -95,6 +96,11 @@ class GroupFilter:
         usable = sorted({group for group, _ in data.keys})
         chosen = [group for group, wanted in zip(usable, keep, strict=True) if wanted]
         return [(batch.groups[g], batch.scores[g], greedy[g]) for g in chosen]
+
+    def _prompts_needed(self, rounds: Sequence[StepBatch], count: int, target: int) -> int:
+        """Prompts per rank that should close the gap: at the step's rate of informative groups, and a quarter more."""
+        drawn = _total(sum(len(r.groups) for r in rounds))
+        return max(1, math.ceil(1.25 * (target - count) * drawn / max(count, 1) / world_size()))
 
     def _check_found(self, count: int, target: int, rounds: int) -> None:
         if count == 0:
@@ -123,20 +129,25 @@ class GroupFilter:
         right, responses, drawn = totals.tolist()
         return {
             "dynamic_sampling/rounds": float(len(rounds)),
+            "dynamic_sampling/prompts": drawn,
             "dynamic_sampling/kept_fraction": count / max(1.0, drawn),
             "dynamic_sampling/accuracy": right / max(1.0, responses),
             "dynamic_sampling/dropped": float(max(0, count - target)),
         }
 
 
-def next_round(trainer: L.Trainer, module: L.LightningModule, batch_idx: int) -> StepBatch | None:
-    """The loader's next batch, generated and scored by the same hooks as a step's first; None when the data end."""
+def next_round(trainer: L.Trainer, module: L.LightningModule, batch_idx: int, limit: int) -> StepBatch | None:
+    """The loader's next batch, generated and scored by the same hooks as a step's first; None when the data end.
+
+    Prompts beyond `limit` are left out: what they would give is surplus, and generation is what a round costs.
+    """
     # Lightning hands out one batch per step; its fetcher is the only place that keeps the loader's prefetching.
     fetcher = trainer.fit_loop._data_fetcher
     try:
         batch = next(fetcher)[0]
     except StopIteration:
         return None
+    batch.prompts = batch.prompts[:limit]
     for callback in trainer.callbacks:
         callback.on_train_batch_start(trainer, module, batch, batch_idx)
     return batch

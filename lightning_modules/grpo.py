@@ -189,7 +189,7 @@ class GRPOLightningModule(L.LightningModule):
         """One RL step on scored rollouts, over as many rounds as dynamic sampling asks for."""
         rounds = 1
         if self.filter is not None:
-            rounds = self.filter.fill(batch, lambda: next_round(self.trainer, self, batch_idx))
+            rounds = self.filter.fill(batch, lambda limit: next_round(self.trainer, self, batch_idx, limit))
             batch.rl_step = self.rl_step  # the loader counted rounds
         self.update(batch, self.optimizers(), self.lr_schedulers())
         self.rounds += rounds

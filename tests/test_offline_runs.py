@@ -189,7 +189,7 @@ class KeepsAll(DAPO):
 def test_dynamic_sampling_draws_rounds_within_a_step(
     vllm_engine, restore_engine_weights, tiny_model_dir, data_folder, offline, algorithm, own
 ):
-    """Six groups from rounds of four: two rounds a step, of which two groups are dropped, and two steps in all."""
+    """Six groups from rounds of four: a second round of three prompts a step, one group too many; two steps in all."""
     watcher, _, module = fit(
         tiny_model_dir,
         data_folder,
@@ -204,8 +204,9 @@ def test_dynamic_sampling_draws_rounds_within_a_step(
     assert [len(uids) for uids in seen] == [6, 6]
     for metrics, logged in zip(watcher.metrics, watcher.step_metrics, strict=True):
         assert metrics["dynamic_sampling/rounds"] == 2
-        assert metrics["dynamic_sampling/dropped"] == 2
-        assert metrics["rollout/responses_count"] == 2 * 4 * own, "of both rounds"
+        assert metrics["dynamic_sampling/prompts"] == 4 + 3, "1.25 times the two that are missing"
+        assert metrics["dynamic_sampling/dropped"] == 1
+        assert metrics["rollout/responses_count"] == 7 * own
         assert logged["mismatch/max_diff"] < 1e-4, "the policy did not move between the rounds"
         assert logged["train/updates"] == 1
 

@@ -34,7 +34,7 @@ def fill(batches, **sampling):
     """(batch, rounds drawn, batches left) after filling from `batches`."""
     first, *rest = batches
     drawn = GroupFilter(DAPO(dynamic_sampling=DynamicSampling(**sampling))).fill(
-        first, lambda: rest.pop(0) if rest else None
+        first, lambda limit: rest.pop(0) if rest else None
     )
     return first, drawn, rest
 
@@ -50,7 +50,7 @@ def test_rounds_are_drawn_until_the_update_is_full_and_no_longer(processor):
     assert all([score.accuracy for score in scores] == [1.0, 0.0, 0.0] for scores in batch.scores)
     assert batch.lost == [("lost1", "unreadable")]
     # Round accuracies 1/9 and 2/9; 3 of 6 groups kept, none too many.
-    wanted = {"rounds": 2.0, "kept_fraction": 0.5, "accuracy": pytest.approx(3 / 18), "dropped": 0.0}
+    wanted = {"rounds": 2.0, "prompts": 6.0, "kept_fraction": 0.5, "accuracy": pytest.approx(3 / 18), "dropped": 0.0}
     assert {k.split("/")[1]: v for k, v in batch.metrics.items()} == wanted
 
 
@@ -59,6 +59,20 @@ def test_a_full_batch_draws_nothing_and_surplus_is_dropped(processor):
     assert (drawn, len(rest), len(batch.groups)) == (1, 1, 2)
     batch, drawn, _ = fill(rounds(processor, (1, 1, 1)), target_groups=2)
     assert (drawn, len(batch.groups), batch.metrics["dynamic_sampling/dropped"]) == (1, 2, 1.0)
+
+
+def test_a_further_round_asks_for_what_is_missing(processor):
+    """At the step's rate so far, and a quarter more."""
+    batches, asked = rounds(processor, (1, 1, 1, 0), (0,), (1, 1)), []
+    first, rest = batches[0], batches[1:]
+    sampling = DynamicSampling(target_groups=5)
+    GroupFilter(DAPO(dynamic_sampling=sampling)).fill(first, lambda limit: asked.append(limit) or rest.pop(0))
+    # 2 missing at 3 of 4: 1.25 * 2 * 4 / 3 = 3.33; then 2 missing at 3 of 5: 1.25 * 2 * 5 / 3 = 4.17.
+    assert asked == [4, 5]
+    batches, asked = rounds(processor, (0, 0), (1, 0)), []
+    sampling = DynamicSampling(target_groups=1)
+    GroupFilter(DAPO(dynamic_sampling=sampling)).fill(batches[0], lambda limit: asked.append(limit) or batches[1])
+    assert asked == [3], "nothing found yet: as if it had been one"
 
 
 def test_the_bound_ends_the_search_with_what_is_there(processor, caplog):

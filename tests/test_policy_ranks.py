@@ -170,7 +170,7 @@ def test_several_updates_happen_on_every_rank(two_ranks):
 def test_dynamic_sampling_fills_over_all_ranks(two_ranks):
     """Four groups of rank 0 and one of rank 1 after two rounds; the target of three takes two and one."""
     metrics = two_ranks[0]["filter"]
-    wanted = {"rounds": 2, "kept_fraction": 5 / 8, "dropped": 2, "accuracy": 5 / 24}
+    wanted = {"rounds": 2, "prompts": 8, "kept_fraction": 5 / 8, "dropped": 2, "accuracy": 5 / 24}
     assert {name: metrics[f"dynamic_sampling/{name}"] for name in wanted} == pytest.approx(wanted)
     assert (metrics["groups/trained"], metrics["groups/zero_variance"]) == (3, 0)
     assert metrics["updates"] == 2, "three groups in updates of two, on both ranks"

@@ -94,7 +94,7 @@ def fill_from_rounds(case: dict, part: StepBatch) -> None:
     first, *rest = case["informative"][dist.get_rank()]
     sampling = DynamicSampling(target_groups=case["target"])
     again = (mark_informative(dataclasses.replace(part, scores=list(part.scores)), flags) for flags in rest)
-    GroupFilter(DAPO(dynamic_sampling=sampling)).fill(mark_informative(part, first), lambda: next(again, None))
+    GroupFilter(DAPO(dynamic_sampling=sampling)).fill(mark_informative(part, first), lambda limit: next(again, None))
 
 
 def spoil_one_rank(case: dict, updater: PolicyUpdater, part: StepBatch) -> None:
