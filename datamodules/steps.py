@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from datamodules.sampling import EpochOrder, positions
 from datamodules.types import Sample, StepBatch
@@ -148,7 +150,14 @@ class StepLoader:
         if self.on_start is not None:
             self.on_start()
         workers = min(self.num_workers, len(self))
-        options = {"prefetch_factor": self.prefetch, "multiprocessing_context": self.start_method} if workers else {}
+        options: dict[str, Any] = {}
+        if workers:
+            # torch's worker notices a dead parent, but then waits forever for a reader of a batch in the pipe.
+            options = {
+                "prefetch_factor": self.prefetch,
+                "multiprocessing_context": self.start_method,
+                "worker_init_fn": partial(_end_with, os.getpid()),
+            }
         return iter(
             DataLoader(
                 self.dataset,
@@ -164,6 +173,12 @@ class StepLoader:
 def prompt_cost(tokens: int) -> float:
     """Work of a prompt in arbitrary units: linear layers plus attention, which is quadratic."""
     return tokens + tokens * tokens / 16384
+
+
+def _end_with(parent: int, worker_id: int) -> None:
+    from datamodules.video.decode_worker import die_with_parent
+
+    die_with_parent(parent)
 
 
 def _as_is(batch: StepBatch) -> StepBatch:

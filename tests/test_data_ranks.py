@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from data_media import numbered_frames, write_video
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,11 +59,12 @@ def test_every_rank_drops_the_same_samples(tmp_path, tiny_model_dir):
 LOADER = """
 import sys, time
 from datamodules.video_rl import VideoRLDataModule
-model, data = sys.argv[1:3]
+model, data, size = sys.argv[1:4]
 module = VideoRLDataModule(model, data + "/d.jsonl", media_root=data, video_min_pixels=2048, prompt_templates="tiny",
-    rollout_batch_size=1, num_workers=1, max_steps=100000, decode_timeout_s=60, source_mode="decode")
+    rollout_batch_size=int(size), num_workers=1, max_steps=100000, decode_timeout_s=60, source_mode="decode")
 for batch in module.train_dataloader():
     print("batch", flush=True)
+    time.sleep(60 if int(size) > 1 else 0)
 """
 
 
@@ -73,15 +75,17 @@ def descendants(pid: int) -> list[int]:
     return children + [grandchild for child in children for grandchild in descendants(child)]
 
 
-def test_killing_the_trainer_leaves_no_loader_and_no_decoder(tmp_path, tiny_model_dir):
+@pytest.mark.parametrize("size", [1, 64], ids=["batches that are read", "a batch that fills the pipe"])
+def test_killing_the_trainer_leaves_no_loader_and_no_decoder(tmp_path, tiny_model_dir, size):
     write_video(tmp_path / "a.mp4", numbered_frames(20), fps=10)
     record = {"problem": "?", "answer": "1", "problem_type": "numerical", "videos": ["a.mp4"]}
     (tmp_path / "d.jsonl").write_text(json.dumps(record))
-    command = [sys.executable, "-c", LOADER, str(tiny_model_dir), str(tmp_path)]
+    command = [sys.executable, "-c", LOADER, str(tiny_model_dir), str(tmp_path), str(size)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "batch\n"
     family = descendants(process.pid)
     assert len(family) >= 2  # a loader worker and its decoder
+    time.sleep(3 if size > 1 else 0)  # the worker is at the next batch, which nobody reads
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
