@@ -101,6 +101,7 @@ class AsyncDriver:
         self._thread.start()
         self._pending: asyncio.Queue[_Ticket | None] = asyncio.Queue()
         self._suspects = asyncio.Semaphore(1)
+        self._restarts: set[asyncio.Task] = set()
 
     def start(self) -> None:
         """Start all replicas now instead of with the first request.
@@ -172,9 +173,10 @@ class AsyncDriver:
 
     async def _start_all(self) -> None:
         for slot in self._slots:
-            if slot.replica is None and not slot.is_dead:
-                slot.replica = slot.build()
-                await slot.replica.start()
+            async with slot.lock:  # an earlier run may have left it while it was being started again
+                if slot.replica is None and not slot.is_dead:
+                    slot.replica = slot.build()
+                    await slot.replica.start()
 
     async def _pump(self, slot: _Slot, run: _Run) -> None:
         """One place of one replica: take a ticket, see it through, take the next."""
@@ -246,6 +248,13 @@ class AsyncDriver:
             self._pending.put_nowait(ticket)
 
     async def _restart(self, slot: _Slot, generation: int, reason: str) -> None:
+        # A task of its own: a run that ends cancels its pumps, and must not leave a half-started engine to the next.
+        task = asyncio.ensure_future(self._start_again(slot, generation, reason))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+        await asyncio.shield(task)
+
+    async def _start_again(self, slot: _Slot, generation: int, reason: str) -> None:
         async with slot.lock:
             if slot.generation != generation or slot.is_dead:
                 return

@@ -86,6 +86,8 @@ class AsyncLLMReplica:
             **(extra_options or {}),
         }
         self._engine: Any = None
+        # One thread: vLLM's renderer is not meant to be entered twice at a time.
+        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
         self._names = itertools.count()
 
     async def start(self) -> None:
@@ -105,8 +107,6 @@ class AsyncLLMReplica:
         await self._engine.collective_rpc("evaluation_setup", args=(os.getpid(),))
         self._tokenizer = self._engine.get_tokenizer()
         self._processor = AutoProcessor.from_pretrained(self._model_path)
-        # One thread: vLLM's renderer is not meant to be entered twice at a time.
-        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
 
     async def generate(self, request: GenerateRequest) -> Response:
         """Answer one request.
@@ -134,8 +134,8 @@ class AsyncLLMReplica:
     def close(self) -> None:
         """End the engine's process."""
         engine, self._engine = self._engine, None
+        self._renderer.shutdown(wait=False, cancel_futures=True)
         if engine is not None:
-            self._renderer.shutdown(wait=False, cancel_futures=True)
             engine.shutdown()
 
     def _render(self, request: GenerateRequest) -> Any:

@@ -86,6 +86,29 @@ def test_without_any_engine_left_outcomes_are_not_final():
     assert sum(not outcome.is_final for outcome in found) >= 4
 
 
+def test_an_engine_that_is_restarted_while_its_run_ends_is_whole_in_the_next_run():
+    import asyncio
+
+    class SlowStart(LatencyEngine):
+        is_up = False
+
+        async def start(self) -> None:
+            await asyncio.sleep(0.5)
+            self.is_up = True
+
+        async def generate(self, request):
+            if not self.is_up:
+                raise RuntimeError("half an engine")
+            return await super().generate(request)
+
+    driver = AsyncDriver([SlowStart], max_in_flight=2, deadline_s=0.1)
+    # Eight deadlines in a row make the driver start the engine again, with the last of them the run is over.
+    first = [outcome.reason for outcome in driver.run(requests(*["engine hangs"] * 8))]
+    assert first == ["no answer within 0.1 s"] * 8
+    assert set(outcomes(driver, requests(*["fine"] * 4)).values()) == {"answer to fine"}
+    assert driver.stats.restarts == 1
+
+
 def test_in_flight_limit_and_idle_share():
     engine = LatencyEngine(0.05)
     driver = AsyncDriver([lambda: engine], max_in_flight=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import threading
@@ -140,7 +139,9 @@ def test_an_engine_that_never_comes_back_leaves_the_rest_open():
 
 
 @pytest.mark.slow
-def test_vllm_requests_that_cannot_be_rendered_or_get_no_answer_fail_and_a_stopped_core_is_replaced(tiny_model_dir):
+def test_vllm_requests_that_cannot_be_rendered_or_get_no_answer_fail_and_a_stopped_core_is_replaced(
+    tiny_model_dir, monkeypatch
+):
     """The engine core is a real process; stopped by a signal it takes requests and never answers."""
     import signal
     import time
@@ -152,7 +153,7 @@ def test_vllm_requests_that_cannot_be_rendered_or_get_no_answer_fail_and_a_stopp
     from eval.async_driver import AsyncDriver
     from eval.vllm_replica import AsyncLLMReplica
 
-    os.environ.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     spec = SamplingSpec(n=1, temperature=0.0, max_tokens=4)
     processor = AutoProcessor.from_pretrained(tiny_model_dir)
     blind = make_sample(processor, "video", uid="blind")

@@ -76,7 +76,7 @@ def _grade(judge: Judge, questions: Sequence[Question], score: Callable[[dict[st
         asked = Judge(judge.backend, judge.cache_dir, judge.attempts, judge.pause_s, instructions)
         try:
             found = asked.grade(entry.question, entry.reference, entry.answer)
-        except JudgeError as error:
+        except (JudgeError, OSError) as error:  # OSError: no room for the verdict in the judge's cache
             reason = f"the judge failed on {entry.criterion.name}: {error}"
             return Score(0.0, 0.0, 0.0, status="not_judged", reason=reason[:500])
         grades.setdefault(entry.criterion.name, []).append(found.score)
