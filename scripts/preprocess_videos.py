@@ -10,18 +10,26 @@ import logging
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-OWN = {
-    "workers": "",
-    "launcher": "local",
-    "address": "",
-    "dry_run": "false",
-    "retry_quarantined": "false",
-    "list_quarantined": "false",
-}
+OWN = ("workers", "launcher", "address", "dry_run", "retry_quarantined", "list_quarantined")
+
+
+@dataclass(frozen=True)
+class Options:
+    """This script's own options; everything else on the command line is the experiment's."""
+
+    workers: int | None = None
+    """Processes (Ray tasks at a time); None = one per core, over Ray as many as the cluster has."""
+    launcher: str = "local"
+    address: str | None = None
+    """Of a running Ray cluster; None = start one on this machine."""
+    dry_run: bool = False
+    retry_quarantined: bool = False
+    list_quarantined: bool = False
 
 
 def main(arguments: list[str]) -> int:
@@ -29,8 +37,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     from lightning_modules.launch.config import ConfigError, build, compose
 
-    own, overrides = split(arguments)
     try:
+        own, overrides = split(arguments)
         module = build(compose("train", overrides).data)
         return preprocess(module, own)
     except (ConfigError, ValueError) as error:
@@ -38,34 +46,49 @@ def main(arguments: list[str]) -> int:
         return 2
 
 
-def split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Separate this script's own keys from the experiment's overrides."""
-    own, overrides = dict(OWN), []
+def split(arguments: list[str]) -> tuple[Options, list[str]]:
+    """Separate this script's own options from the experiment's overrides.
+
+    Raises:
+        ValueError: an option has a value that it cannot have.
+    """
+    own: dict[str, object] = {}
+    overrides = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if equals and key in own:
-            own[key] = value
-        else:
+        if not equals or key not in OWN:
             overrides.append(argument)
-    return own, overrides
+        elif key == "workers":
+            if not value.isdecimal() or int(value) < 1:
+                raise ValueError(f"workers={value} must be a number of processes from 1")
+            own[key] = int(value)
+        elif key == "launcher":
+            if value not in ("local", "ray"):
+                raise ValueError(f"launcher={value} is unknown; use local or ray")
+            own[key] = value
+        elif key == "address":
+            own[key] = value or None
+        else:
+            if value.lower() not in ("true", "false"):
+                raise ValueError(f"{key}={value} must be true or false")
+            own[key] = value.lower() == "true"
+    return Options(**own), overrides
 
 
-def preprocess(module: object, own: dict[str, str]) -> int:
+def preprocess(module: object, own: Options) -> int:
     """Plan, say what will happen, and do it."""
     from datamodules.lengths import histogram, prompt_lengths
     from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
     from datamodules.video.maintenance import clear_stale
 
-    if own["launcher"] not in ("local", "ray"):
-        raise ValueError(f"launcher={own['launcher']} is unknown; use local or ray")
     cache = module.cache
     if cache.folder is None:
         raise ValueError("data.cache_dir is not set (or data.source_mode=decode): there is nowhere to store clips")
-    if own["list_quarantined"] == "true":
+    if own.list_quarantined:
         return list_quarantined(cache)
     module.setup()
     samples = [*module.train_samples, *module.val_samples]
-    if own["retry_quarantined"] == "true":
+    if own.retry_quarantined:
         print(f"{cache.quarantine.clear()} quarantined videos are tried again")
     clear_stale(cache.folder)
     work = plan_work(samples, module.preparer)
@@ -77,7 +100,7 @@ def preprocess(module: object, own: dict[str, str]) -> int:
     )
     size = f"{needed / 1e9:.1f} GB" if needed >= 1e9 else f"{needed / 1e6:.1f} MB"
     print(f"about {size} as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
-    if own["dry_run"] == "true":
+    if own.dry_run:
         lengths = module.lengths or prompt_lengths(module.train_samples, module.preparer, cache.folder)
         print(histogram(lengths, module.options.max_prompt_tokens))
         for uid, tokens in module.dropped:
@@ -85,12 +108,11 @@ def preprocess(module: object, own: dict[str, str]) -> int:
         for failure in work.failures:
             print(f"unreadable: {failure.id} {failure.path}: {failure.reason}")
         return 0
-    workers = int(own["workers"]) if own["workers"] else None
     timeout = module.options.decode_timeout_s or 600.0
-    if own["launcher"] == "ray":
-        results = run_ray(work.jobs, cache, workers, timeout, own["address"] or None)
+    if own.launcher == "ray":
+        results = run_ray(work.jobs, cache, own.workers, timeout, own.address)
     else:
-        results = run_local(work.jobs, cache, workers or os.cpu_count() or 1, timeout)
+        results = run_local(work.jobs, cache, own.workers or len(os.sched_getaffinity(0)), timeout)
     began = time.monotonic()
     stored, size, failures = record(work, results, cache, print)
     print(f"stored {stored} clips, {size / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")

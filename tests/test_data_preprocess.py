@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +17,7 @@ from data_media import damage, noise, numbered_frames, write_video
 from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
 from datamodules.types import MediaRef
 from datamodules.video_rl import VideoRLDataModule
+from scripts import preprocess_videos as script
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -169,9 +170,6 @@ def test_ray_on_two_nodes_gives_the_same_cache(make, data, monkeypatch):
 
 
 def test_the_script_reads_the_training_configuration(data, tiny_model_dir, capsys):
-    spec = importlib.util.spec_from_file_location("preprocess_videos", ROOT / "scripts" / "preprocess_videos.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     command = [
         "experiment=tiny_cpu", f"model.path={tiny_model_dir}", f"data.train_files={data / 'd.jsonl'}",
         "data.val_files=[]", f"data.media_root={data}", f"data.cache_dir={data / 'cache'}",
@@ -184,7 +182,22 @@ def test_the_script_reads_the_training_configuration(data, tiny_model_dir, capsy
     assert not list((data / "cache").glob("*/*.clip"))
     assert script.main([*command, "workers=1"]) == 0
     assert "stored 4 clips" in capsys.readouterr().out
-    assert script.main([*command, "launcher=slurm"]) == 2
-    assert "launcher=slurm is unknown" in capsys.readouterr().err
+    for option, message in (
+        ("launcher=slurm", "launcher=slurm is unknown"),
+        ("workers=many", "workers=many must be a number of processes from 1"),
+        ("workers=0", "workers=0 must be"),
+        ("dry_run=yes", "dry_run=yes must be true or false"),
+    ):
+        assert script.main([*command, option]) == 2
+        assert message in capsys.readouterr().err
+    damage(data / "1.mp4")
+    assert script.main([*command, "workers=1"]) == 0
+    assert "3 samples have videos that cannot be used" in capsys.readouterr().out
+    assert script.main([*command, "list_quarantined=True"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 quarantined videos in ")
+    assert re.search(r"^1\.mp4: .+", out, re.MULTILINE)
+    assert script.main([*command, "retry_quarantined=true"]) == 0
+    assert "1 quarantined videos are tried again" in capsys.readouterr().out
     assert script.main([*command, "data.max_frame=3"]) == 2
     assert "data.max_frames" in capsys.readouterr().err
