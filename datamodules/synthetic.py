@@ -27,7 +27,7 @@ PATCH_FRAMES = 2
 NUM_PATCHES = NUM_FRAMES // PATCH_FRAMES
 COLOURS = {"red": (220, 40, 40), "blue": (50, 70, 230), "green": (40, 190, 60), "yellow": (230, 215, 50)}
 OPTIONS = [f"{letter}. {name}" for letter, name in zip("ABCD", COLOURS, strict=True)]
-RECIPE_VERSION = 4
+RECIPE_VERSION = 5
 
 Drawing = tuple["np.ndarray | None", dict[str, Any]]
 """(uint8 [T, H, W, 3], or [H, W, 3] for an image, or None; the record's fields)"""
@@ -42,6 +42,8 @@ class Task:
     data_type: str
     draw: Callable[[np.random.Generator, int], Drawing]
     """(random generator, running number) -> drawing; the number balances the answers."""
+    train_share: int = 1
+    """Factor on the number of training records, for tasks that need more practice."""
 
 
 def build_synthetic_dataset(
@@ -55,7 +57,7 @@ def build_synthetic_dataset(
 
     Args:
         folder: target; relative paths in the records start here (use it as media_root).
-        train_per_task: training records per task.
+        train_per_task: training records per task (times its `train_share`).
         val_per_task: held-out records per task; text questions never occur in both splits.
         tasks: names out of `TASKS`; None = all.
         seed: seed of all drawings.
@@ -78,11 +80,16 @@ def build_synthetic_dataset(
     marker = folder / "recipe.json"
     if marker.is_file() and json.loads(marker.read_text()) == recipe:
         return folder
-    logger.info("drawing %d synthetic records into %s", len(names) * (train_per_task + val_per_task), folder)
+    counts = {
+        "train": {n: train_per_task * TASKS[n].train_share for n in names},
+        "val": dict.fromkeys(names, val_per_task),
+    }
+    total = sum(sum(per_task.values()) for per_task in counts.values())
+    logger.info("drawing %d synthetic records into %s", total, folder)
     marker.unlink(missing_ok=True)
     (folder / "media").mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", train_per_task), ("val", val_per_task)):
-        records = [record for name in names for record in _records(folder, TASKS[name], split, count, seed)]
+    for split, per_task in counts.items():
+        records = [record for name in names for record in _records(folder, TASKS[name], split, per_task[name], seed)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     # Last, so that an interrupted build is not taken for a finished one.
     marker.write_text(json.dumps(recipe))
@@ -257,7 +264,7 @@ TASKS: dict[str, Task] = {
         Task("colour", "multiple choice", "video", _draw_colour_video),
         Task("flashes", "numerical", "video", _draw_flashes),
         Task("red_frame", "boolean", "video", _draw_red_frame),
-        Task("circle_time", "temporal grounding", "video", _draw_circle_time),
+        Task("circle_time", "temporal grounding", "video", _draw_circle_time, train_share=2),
         Task("image_colour", "multiple choice", "image", _draw_colour_image),
         Task("largest", "numerical", "text", _no_drawing),
     )

@@ -23,7 +23,8 @@ class Score:
     format: float
     """In [0, 1]: the answer stands where the prompt asked for it and has the right kind of content."""
     total: float
-    """Weighted sum that training maximises (0.9 accuracy + 0.1 format by default, plus extra terms)."""
+    """Weighted sum that training maximises: 0.9 accuracy (or the type's own training reward) + 0.1 format by default,
+    plus extra terms."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named components (tiou, miou, overlong, ...), for logs."""
     status: Status = "ok"
@@ -70,6 +71,8 @@ class Verdict:
     reason: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named components, for logs."""
+    reward: float | None = None
+    """What training maximises in the place of accuracy; None = accuracy itself."""
 
 
 def unparsable(reason: str) -> Verdict:

@@ -210,7 +210,8 @@ class RewardRouter:
         except Exception:  # noqa: BLE001 - a bad record or hostile text: the verdict says so already
             well = 0.0
         parts = {"accuracy": verdict.accuracy, "format": well, **verdict.parts}
-        total = self.accuracy_weight * verdict.accuracy + self.format_weight * well
+        reward = verdict.accuracy if verdict.reward is None else verdict.reward
+        total = self.accuracy_weight * reward + self.format_weight * well
         for name, term in self.terms.items():
             try:
                 parts[name] = float(term(query))

@@ -17,14 +17,16 @@ from rewards.temporal_grounding import gold_interval
 class Closeness:
     """`weight` times 1 - distance / scale, not below 0: a term of the total for numbers and time intervals.
 
-    The distance of two intervals is the mean distance of their ends. IoU is 0 for every interval beside the gold one;
-    this term still says which of them is nearer. Other problem types, and answers in which nothing can be read, get 0.
+    For an interval it is the mean over the two ends. IoU is 0 for every interval beside the gold one, and depends on
+    both ends at once; this term says which interval is nearer, and gives each end its own credit. With a scale of one
+    step of the answers, only exact ends count. Other problem types, and answers in which nothing can be read, get 0.
 
-    Example: gold [1, 3], answer [3, 4], scale 4, weight 0.2: the ends are 2 and 1 off, 0.2 * (1 - 1.5 / 4) = 0.125.
+    Example: gold [1, 3], answer [3, 4], scale 4, weight 0.2: the ends are 2 and 1 off, 0.2 * (0.5 + 0.75) / 2 = 0.125.
 
     Args:
         weight: most that the term adds.
-        scale: distance from which it adds nothing: seconds for intervals, units of the answer for numbers.
+        scale: distance from which an end or number adds nothing: seconds for intervals, units of the answer for
+            numbers.
         interval_types: problem types whose answers are intervals.
         number_types: problem types whose answers are numbers.
     """
@@ -44,19 +46,20 @@ class Closeness:
 
     def __call__(self, query: Query) -> float:
         """Value in [0, weight]."""
-        distance = self._distance(canonical(query.problem_type), query)
-        if distance is None or not math.isfinite(distance):
+        distances = self._distances(canonical(query.problem_type), query)
+        if not distances or not all(map(math.isfinite, distances)):
             return 0.0
-        return self.weight * max(0.0, 1.0 - distance / self.scale)
+        return self.weight * sum(max(0.0, 1.0 - d / self.scale) for d in distances) / len(distances)
 
-    def _distance(self, kind: str, query: Query) -> float | None:
+    def _distances(self, kind: str, query: Query) -> list[float]:
+        """Distance of each number of the answer from its gold value; empty when nothing can be read."""
         text = read_answer(query.response).text
         if not text:
-            return None
+            return []
         if kind in self.intervals:
             found, gold = find_interval(text)[0], gold_interval(query.ground_truth)
-            return None if found is None else (abs(found[0] - gold[0]) + abs(found[1] - gold[1])) / 2
+            return [] if found is None else [abs(f - g) for f, g in zip(found, gold, strict=True)]
         if kind in self.numbers:
             number, gold = find_number(text)[0], gold_number(query.ground_truth)
-            return None if number is None else abs(number.value - gold.value)
-        return None
+            return [] if number is None else [abs(number.value - gold.value)]
+        return []

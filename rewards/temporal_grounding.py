@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import Query, TaskReward, Verdict, unparsable
@@ -18,7 +19,21 @@ def gold_interval(gold: Any) -> Interval:
 
 
 class TemporalGrounding(TaskReward):
-    """1-D IoU of seconds; a reversed interval is read in order, an empty one scores 0."""
+    """1-D IoU of seconds; a reversed interval is read in order, an empty one scores 0.
+
+    Args:
+        reward_threshold: None = training maximises the tIoU; a number = it gets 1 where the tIoU reaches it, else 0
+            (R1@threshold). A constant interval in the middle overlaps with most gold intervals, so the dense reward
+            draws a policy that has not learnt to look yet to that answer; a high threshold leaves it nothing. The
+            accuracy stays the tIoU.
+        aliases: further names of the type.
+    """
+
+    def __init__(self, reward_threshold: float | None = None, aliases: Sequence[str] = ()) -> None:
+        super().__init__(aliases)
+        if reward_threshold is not None and not 0 < reward_threshold <= 1:
+            raise ValueError(f"reward_threshold={reward_threshold} must lie in (0, 1]")
+        self.reward_threshold = reward_threshold
 
     def judge(self, query: Query, answer: str) -> Verdict:
         """Accuracy = tIoU in [0, 1]."""
@@ -27,7 +42,8 @@ class TemporalGrounding(TaskReward):
         if interval is None:
             return unparsable(reason)
         tiou = interval_iou(interval, gold)
-        return Verdict(tiou, parts={"tiou": tiou})
+        reward = None if self.reward_threshold is None else float(tiou >= self.reward_threshold)
+        return Verdict(tiou, parts={"tiou": tiou}, reward=reward)
 
     def well_formed(self, query: Query, answer: str) -> bool:
         """An interval with a start at or after 0 and before its end, in at most 200 characters."""

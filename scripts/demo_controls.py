@@ -1,10 +1,10 @@
 """Run the demo and its controls for several seeds and print the tables of docs/quickstart.md.
 
-`python scripts/demo_controls.py [seeds=11,12,13] [output_dir=outputs/controls] [controls=true]`
+`python scripts/demo_controls.py [seeds=11,12,13] [output_dir=outputs/controls] [controls=true] [algorithms=grpo,dapo]`
 
 Per seed: held-out accuracy per task before and after RL, with media swapped between samples, and of the best constant
 answer; after RL on rewards dealt out at random; after supervised training on the same noisy labels for the same time.
-What is finished is not run again.
+With `algorithms`, also the demo with each of them, on the first seed. What is finished is not run again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_modules.launch.config import ROOT, ConfigError, nearest
 from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("controls")
-OPTIONS = {"seeds": "11,12,13", "output_dir": "outputs/controls", "controls": "true"}
+OPTIONS = {"seeds": "11,12,13", "output_dir": "outputs/controls", "controls": "true", "algorithms": ""}
 TEXT_TASKS = ("largest",)
 """Tasks without media: not in the visual mean."""
 
@@ -65,11 +65,8 @@ def before(folder: Path) -> dict[str, float]:
 def constants(folder: Path) -> dict[str, float]:
     """Per task the held-out accuracy of the best single answer out of all that occur."""
     from datamodules.annotations import load_samples
-    from rewards.router import RewardRouter
-
-    settings = json.loads((folder / "evaluation" / "final.json").read_text())
-    assert settings["accuracy"], folder
     from lightning_modules.launch.runs import load_run_config
+    from rewards.router import RewardRouter
 
     groups, _ = load_samples(list(load_run_config(folder).data.val_files))
     by_task: dict[str, list] = {}
@@ -110,42 +107,56 @@ def visual(accuracy: dict[str, float]) -> float:
     return sum(kept) / len(kept)
 
 
+def trained(output: Path, name: str, run_name: str, seed: int, *overrides: str) -> Path:
+    """Folder of a finished training run, which is made if it is not there."""
+    folder = run_dir(output, name, run_name)
+    status = folder / "status.json"
+    if not (status.is_file() and json.loads(status.read_text())["state"] == "finished"):
+        call("train.py", *overrides, f"seed={seed}", f"output_dir={output}", f"run_name={run_name}")
+    return folder
+
+
 def measure(seed: int, output: Path, with_controls: bool) -> dict:
     """Everything about one seed."""
-    common = [f"seed={seed}", f"output_dir={output}", f"run_name=seed{seed}"]
-    demo = run_dir(output, "tiny_cpu", f"seed{seed}")
-    wall = 0.0
-    if not (demo / "evaluation" / "final.json").is_file():
-        wall = call("train.py", "experiment=tiny_cpu", *common)
+    demo = trained(output, "tiny_cpu", f"seed{seed}", seed, "experiment=tiny_cpu")
     seconds = training_seconds(demo)
     result = {
         "seed": seed,
         "rl_seconds": round(seconds),
-        "wall_seconds": round(wall),
         "before": before(demo),
         "after": evaluated(demo),
         "swapped": evaluated(demo, swapped=True),
         "constant": constants(demo),
     }
     if with_controls:
-        assets = "assets_dir=.cache/tiny"
-        permuted = run_dir(output, "permuted_rewards", f"seed{seed}")
-        call("train.py", "experiment=tiny_cpu", "debug=permuted_rewards", *common, "stages=null")
-        result["permuted"] = evaluated(permuted)
-        supervised = run_dir(output, "tiny_sft", f"supervised{seed}")
-        call(
-            "train.py",
+        permuted = ("experiment=tiny_cpu", "debug=permuted_rewards", "stages=null")
+        result["permuted"] = evaluated(trained(output, "permuted_rewards", f"seed{seed}", seed, *permuted))
+        supervised = (
             "experiment=tiny_sft",
-            f"seed={seed}",
-            f"output_dir={output}",
-            f"run_name=supervised{seed}",
             "max_steps=100000",
             f"callbacks.stop.max_seconds={round(seconds)}",
             "module.export_to=null",
-            assets,
         )
-        result["supervised"] = evaluated(supervised)
+        result["supervised"] = evaluated(trained(output, "tiny_sft", f"supervised{seed}", seed, *supervised))
     return result
+
+
+def compare(names: list[str], seed: int, output: Path) -> list[str]:
+    """Markdown table of the demo with other algorithms."""
+    lines = [
+        "| algorithm | visual mean before | after | worst visual task | text | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        overrides = ("experiment=tiny_cpu", f"algorithm={name}", "stages=null")
+        folder = trained(output, "tiny_cpu", f"{name}{seed}", seed, *overrides)
+        after = evaluated(folder)
+        worst = min((value, task) for task, value in after.items() if task not in (*TEXT_TASKS, "all"))
+        lines.append(
+            f"| {name} | {visual(before(folder)):.3f} | {visual(after):.3f} | {worst[1]} {worst[0]:.2f} "
+            f"| {after[TEXT_TASKS[0]]:.2f} | {training_seconds(folder):.0f} |"
+        )
+    return lines
 
 
 def tables(results: list[dict]) -> list[str]:
@@ -171,10 +182,13 @@ def main(arguments: list[str]) -> int:
         log.error("error: %s", ConfigError(f"unknown option '{unknown[0]}'{nearest(unknown[0], OPTIONS)}"))
         return 2
     output = Path(options["output_dir"])
-    results = [measure(int(s), output, options["controls"] == "true") for s in options["seeds"].split(",")]
-    output.mkdir(parents=True, exist_ok=True)
+    seeds = [int(seed) for seed in options["seeds"].split(",")]
+    results = [measure(seed, output, options["controls"] == "true") for seed in seeds]
+    lines = tables(results)
+    if options["algorithms"]:
+        lines += compare(options["algorithms"].split(","), seeds[0], output)
     (output / "controls.json").write_text(json.dumps(results, indent=1))
-    text = "\n".join(tables(results))
+    text = "\n".join(lines)
     (output / "controls.md").write_text(text + "\n")
     print(text)
     return 0

@@ -321,7 +321,7 @@ def resident_bytes(kind: str) -> int:
 def test_synthetic_tasks_are_balanced_reproducible_and_held_out(data, tmp_path):
     again = build_synthetic_dataset(tmp_path / "again", train_per_task=5, val_per_task=3)
     files = sorted(path.relative_to(data) for path in data.rglob("*.*") if "broken" not in path.name)
-    assert len(files) == 5 * 8 + 3
+    assert len(files) == 4 * (5 + 3) + (2 * 5 + 3) + 3, "circle_time has twice the training records"
     for file in files:
         if file.suffix == ".mp4":
             ours, theirs = (decode_spec(folder / file, VideoSpec(min_pixels=1024))[0] for folder in (again, data))

@@ -15,6 +15,7 @@ from datamodules.cold_start import build_cold_start_dataset
 from datamodules.sampling import positions
 from eval.types import EvalRecord
 from lightning_modules.launch.config import build, compose
+from rewards.temporal_grounding import TemporalGrounding
 from scripts.filter_by_pass_rate import kept_records, pass_rates
 
 RIGHT = "<answer>[1, 2]</answer>"
@@ -81,13 +82,32 @@ def test_a_curriculum_goes_from_high_to_low_pass_rates(tmp_path):
         order(*chosen)
 
 
+def totals(router, problem_type, gold, *answers, **fields):
+    texts = [f"<answer>{a}</answer>" for a in answers]
+    return [router.score(response=t, ground_truth=gold, problem_type=problem_type, **fields).total for t in texts]
+
+
+def test_the_demo_rewards_exact_ends_and_short_answers_but_reports_the_overlap():
+    router = build(compose("train", ["experiment=tiny_cpu"]).reward)
+    kind, gold = "temporal grounding", "[1, 3]"
+    # 0.1 format + 0.9 for tIoU >= 0.7 + half a point per exact end.
+    right, start, end, beside = totals(router, kind, gold, "[1, 3]", "[1, 2]", "[0, 3]", "[0, 4]", num_tokens=8)
+    assert right == pytest.approx(2.0)
+    assert start == end == pytest.approx(0.6)
+    assert beside == pytest.approx(0.1), "an interval around the gold one has overlap 0.5 and earns nothing"
+    score = router.score(response="<answer>[0, 4]</answer>", ground_truth=gold, problem_type=kind)
+    assert score.accuracy == score.parts["tiou"] == pytest.approx(0.5)
+    longer = [totals(router, kind, gold, "[1, 3]", num_tokens=n)[0] for n in (9, 10, 11)]
+    assert longer == [pytest.approx(1.75), pytest.approx(1.5), pytest.approx(1.5)]
+    assert totals(router, "numerical", "3", "4", "3", num_tokens=4) == [pytest.approx(0.1), pytest.approx(1.0)]
+    router.close()
+    with pytest.raises(ValueError, match=r"reward_threshold=1\.5 must lie in"):
+        TemporalGrounding(reward_threshold=1.5)
+
+
 def test_shaping_ranks_near_misses_that_the_reward_calls_equal():
     shaped = build(compose("train", ["experiment=tiny_cpu", "reward=shaped"]).reward)
-    plain = build(compose("train", ["experiment=tiny_cpu"]).reward)
-
-    def totals(router, problem_type, gold, *answers):
-        texts = [f"<answer>{a}</answer>" for a in answers]
-        return [router.score(response=t, ground_truth=gold, problem_type=problem_type).total for t in texts]
+    plain = build(compose("train", ["experiment=tiny_cpu", "reward=default"]).reward)
 
     # No overlap with [0, 1]: ends 2 and 2, then 3 and 3 seconds off; weight 0.2, scale 4.
     answers = ("[2, 3]", "[3, 4]", "[0, 1]", "soon")
