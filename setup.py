@@ -13,24 +13,20 @@ BASE = [
     "math-verify>=0.9",
     "numpy>=2",
     "openai>=2",
-    "peft>=0.18",
     "pillow>=11",
     "psutil>=6",
     "pyarrow>=18",
     "rapidfuzz>=3.10",
     "ray[default]>=2.50",
     "rich>=13",
-    "rouge-score>=0.1.2",
     "safetensors>=0.6",
     "tensorboard>=2.18",
     "torch>=2.11,<2.14",
-    "torchmetrics>=1.7",
     "transformers>=5.16.1,<5.20",
     "xxhash>=3.4",
     "zstandard>=0.23",
     "apted>=1.0.3",
     "html5lib>=1.1",
-    "lxml>=5",
     "resvg-py>=0.3",
 ]
 
@@ -40,7 +36,14 @@ EXTRAS = {
     "cpu": ["torchvision", "decord>=0.6", "torchcodec>=0.10"],
     "gpu": ["vllm==0.32.0", "torchvision", "decord>=0.6", "torchcodec>=0.10"],
     "flash": ["flash-attn>=2.8"],  # optional packed attention on GPU; needs nvcc to build
-    "test": ["hypothesis>=6", "pytest>=8", "pytest-timeout>=2.3", "qwen-vl-utils==0.0.14", "ruff>=0.12"],
+    "test": [
+        "hypothesis>=6",
+        "pytest>=8",
+        "pytest-timeout>=2.3",
+        "qwen-vl-utils==0.0.14",
+        "rouge-score>=0.1.2",
+        "ruff>=0.12",
+    ],
 }
 
 setup(
