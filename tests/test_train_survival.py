@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step, wait_until
+
+from eval.records import FolderLock
 
 STEPS = 6
 
@@ -54,6 +57,14 @@ def test_a_stop_during_start_up_leaves_at_once_without_a_checkpoint(tiny_assets,
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] != "failed"
+
+
+def test_a_second_process_is_kept_out_of_the_run_folder(tiny_assets, tmp_path):
+    with FolderLock(tmp_path / "run"):
+        output = run(*arguments(tiny_assets, tmp_path / "run"), check=2)
+    assert f"is being written by process {os.getpid()}" in output
+    assert "run_name" in output
+    assert not (tmp_path / "run" / "status.json").exists()
 
 
 def test_killed_then_continued_loses_only_the_steps_since_the_last_checkpoint(tiny_assets, straight, tmp_path):

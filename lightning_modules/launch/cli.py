@@ -20,7 +20,7 @@ from lightning_modules.launch.processes import (
     torchrun_command,
 )
 from lightning_modules.launch.ranks import PLAN_ENV, inherited_plan, plan_to_json, share_plan
-from lightning_modules.launch.run_folder import RunPlan, plan_run, read_status
+from lightning_modules.launch.run_folder import RunPlan, lock_run, plan_run, read_status
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -99,6 +99,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
         _restore_export(config, plan)
         return 0
     if first:
+        lock_run(plan.run_dir)
         training.prepare_run_folder(config, plan)
         log.info("%s", plan.note)
     if int(config.trainer.devices) > 1 and not in_launched_rank():

@@ -14,9 +14,13 @@ from lightning_modules.launch.config import ConfigError, default_run_dir
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from eval.records import FolderLock
+
 STATUS_FILE = "status.json"
 CHECKPOINT_DIR = "checkpoints"
 STATE_FILE = "trainer.json"
+_locks: list[FolderLock] = []
+"""Locks of this process, held until it ends."""
 _STEP = re.compile(r"step_(\d{8})$")
 
 
@@ -105,6 +109,21 @@ def _fresh_sibling(run_dir: Path) -> Path:
     while _used(run_dir.with_name(f"{run_dir.name}-{number}")):
         number += 1
     return run_dir.with_name(f"{run_dir.name}-{number}")
+
+
+def lock_run(run_dir: Path) -> None:
+    """Keep other processes out of the run folder until this one ends, however it ends.
+
+    Raises:
+        ConfigError: another process is training there; two would overwrite each other's checkpoints.
+    """
+    from eval.records import FolderInUse, FolderLock
+
+    try:
+        # Loader workers of a killed run hold its lock for the moment that they take to notice.
+        _locks.append(FolderLock(run_dir, wait_s=5.0))
+    except FolderInUse as error:
+        raise ConfigError(f"{error}, or a run_name of its own") from None
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
