@@ -26,6 +26,12 @@ log = logging.getLogger("controls")
 OPTIONS = {"seeds": "11,12,13", "output_dir": "outputs/controls", "controls": "true", "algorithms": ""}
 TEXT_TASKS = ("largest",)
 """Tasks without media: not in the visual mean."""
+ALGORITHM_OVERRIDES = {
+    # Advantages that are not divided by the group's spread are three times smaller: so must the bonus be.
+    "rloo": ("module.update_options.entropy_bonus=0.015",),
+    # Dynamic sampling generates until every group has signal, ever longer once most questions are solved.
+    "dapo": ("max_steps=100",),
+}
 
 
 def call(*arguments: str) -> float:
@@ -148,7 +154,7 @@ def compare(names: list[str], seed: int, output: Path) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for name in names:
-        overrides = ("experiment=tiny_cpu", f"algorithm={name}", "stages=null")
+        overrides = ("experiment=tiny_cpu", f"algorithm={name}", "stages=null", *ALGORITHM_OVERRIDES.get(name, ()))
         folder = trained(output, "tiny_cpu", f"{name}{seed}", seed, *overrides)
         after = evaluated(folder)
         worst = min((value, task) for task, value in after.items() if task not in (*TEXT_TASKS, "all"))
