@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import pytest
 
@@ -269,6 +270,12 @@ def test_structures() -> None:
     assert find_structure('first {"a": 1}, then {"a": 2}') == {"a": 2}
     assert find_structure("[" * 10_000) is None
     assert find_structure("{__import__('os')}") is None
+
+
+def test_odd_literals_are_silent(recwarn: pytest.WarningsRecorder) -> None:
+    warnings.simplefilter("always")
+    assert find_structure("[1and 2]") is None
+    assert not recwarn.list
 
 
 def test_sections() -> None:

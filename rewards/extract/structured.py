@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -69,7 +70,10 @@ def _load(source: str) -> Any | None:
         except (ValueError, RecursionError):
             continue
     try:
-        return ast.literal_eval(source)
+        with warnings.catch_warnings():
+            # "[2seconds]": what the parser thinks of a response's text is not for the console.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return ast.literal_eval(source)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
