@@ -61,10 +61,10 @@ def test_steps_are_slices_of_concatenated_permutations(make):
     assert [step for step, _ in steps] == list(range(10))
     flat = [uid for _, batch in steps for uid in batch]
     names = [sample.uid for sample in module.train_samples]
-    expected = [names[i] for epoch in range(2) for i in permutation(0, epoch, 30)]
+    expected = [names[i] for epoch in range(2) for i in permutation(0, epoch, 35)]
     assert flat == expected[:40]
-    assert sorted(flat[:30]) == sorted(names)
-    assert flat[:10] != flat[30:]  # the second epoch is another permutation
+    assert sorted(flat[:35]) == sorted(names)
+    assert flat[:5] != flat[35:]  # the second epoch is another permutation
 
 
 def test_order_never_changes_between_versions():
@@ -175,8 +175,9 @@ def test_mixture_in_the_module(make, data):
     files = [str(data / "train.jsonl"), str(data / "val.jsonl")]
     module = make(train_files=files, mixture_weights=[1, 3])
     module.setup()
-    counts = Counter(i >= 30 for i in module.train_order().epoch(0).tolist())
-    assert counts == {True: 36, False: 12}
+    # 35 and 18 records: an epoch of 53, a quarter and three quarters of it.
+    counts = Counter(i >= 35 for i in module.train_order().epoch(0).tolist())
+    assert counts == {True: 40, False: 13}
 
 
 def test_shards_cover_everything_once():
