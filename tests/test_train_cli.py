@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import sys
+import threading
 
 import pytest
 from conftest import ROOT
 
+from lightning_modules.launch import processes
 from lightning_modules.launch.cli import main
 from lightning_modules.launch.config import compose, expand_sweep, nearest
 from lightning_modules.launch.preflight import plan_lines
@@ -143,3 +148,31 @@ def test_sweeps_expand_to_one_command_each():
 def test_nearest_puts_the_right_key_at_another_place_first():
     assert nearest("module.lr", ["module.optimizer.lr", "data.fps"]) == "; did you mean module.optimizer.lr?"
     assert nearest("zzz", ["a", "b"]) == "; valid: a, b"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_during_start_up_still_stops_the_run(monkeypatch):
+    import lightning as L
+
+    from lightning_modules.callbacks.stop import StopCallback
+
+    monkeypatch.setattr(processes, "_interrupted", threading.Event())
+    previous = signal.getsignal(signal.SIGINT)
+
+    class Careless:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)  # exceptions in destructors are printed and dropped
+
+    callback = StopCallback(max_steps=1)
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    try:
+        processes.remember_interrupt()
+        Careless()
+        gc.collect()
+        callback.setup(trainer, L.LightningModule(), "fit")
+        callback.on_train_start(trainer, L.LightningModule())
+        assert callback.stopped_by_user
+        assert trainer.should_stop
+    finally:
+        callback.teardown(trainer, L.LightningModule(), "fit")
+        signal.signal(signal.SIGINT, previous)

@@ -39,7 +39,7 @@ def test_replicated_ranks_started_by_torchrun_equal_one_rank(tiny_assets, vllm_r
 
 
 def test_transformers_generates_what_vllm_generates_greedily(tiny_assets, vllm_run, tmp_path):
-    run(*arguments(tiny_assets, tmp_path / "run", "max_steps=1", "rollout=hf", "rollout.sampling.max_tokens=16"))
+    run(*arguments(tiny_assets, tmp_path / "run", "max_steps=1", "rollout=hf"))
     mine, theirs = evaluation(tmp_path / "run", 0)["records"], evaluation(vllm_run, 0)["records"]
     assert [r["response"] for r in mine] == [r["response"] for r in theirs]
     assert rows(tmp_path / "run")[1]["rollout/responses_count"] == "32.0"

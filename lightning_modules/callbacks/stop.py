@@ -12,6 +12,8 @@ from typing import Any
 
 import lightning as L
 
+from lightning_modules.launch.processes import was_interrupted
+
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +46,7 @@ class StopCallback(L.Callback):
         trainer._signal_connector.register_signal_handlers = lambda: None
         for signum in (signal.SIGINT, signal.SIGTERM):
             self._previous[signum] = signal.signal(signum, self._on_signal)
+        self._requested |= was_interrupted()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock; leave at once when somebody asked to stop during start-up."""

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from lightning_modules.launch.processes import (
     ChildRun,
     die_with_parent,
     in_launched_rank,
+    remember_interrupt,
     torchrun_command,
 )
 from lightning_modules.launch.ranks import PLAN_ENV, inherited_plan, plan_to_json, share_plan
@@ -144,6 +146,8 @@ def _launch_ranks(config: DictConfig, plan: RunPlan, overrides: list[str]) -> in
 
 def _train(config: DictConfig, plan: RunPlan) -> int:
     training.configure_logging(plan.run_dir)
+    if threading.current_thread() is threading.main_thread():
+        remember_interrupt()
     try:
         code = training.run_training(config, plan)
     except KeyboardInterrupt:
