@@ -194,7 +194,7 @@ class BenchmarkRun:
         try:
             pool.start(len(missing))  # while the engine loads
             driver = make_driver()
-        except BaseException:
+        except BaseException:  # also Ctrl-C: the pool's processes must not outlive the start
             pool.close()
             raise
         stats = ask(
