@@ -63,6 +63,10 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
             "PassK compares the responses of one prompt an",
         ),
         (["experiment=tiny_cpu", "algorithm.clip_low=1.5"], "algorithm: clip_low=1.5 must lie in [0, 1)"),
+        (
+            ["experiment=tiny_cpu", "data.cache_codec=losless"],
+            "cache_codec=losless is unknown; did you mean lossless",
+        ),
         (["experiment=tiny_cpu", "data.max_prompt_tokens=2040"], "exceed rollout.engine.max_model_len=2048; use 2050"),
         (["experiment=tiny_cpu", "resume=/nowhere"], "resume=/nowhere: no complete checkpoint"),
         (["experiment=tiny_cpu", "max_steps=0"], "max_steps=0; use 1 or more"),

@@ -36,7 +36,13 @@ def check(config: DictConfig) -> None:
         raise ConfigError("; ".join(problems) if len(problems) == 1 else "\n  - " + "\n  - ".join(problems))
 
 
-CHOICES = {"preflight": ("on", "only", "off"), "trainer.accelerator": ("cpu", "gpu", "cuda")}
+CHOICES = {
+    "preflight": ("on", "only", "off"),
+    "trainer.accelerator": ("cpu", "gpu", "cuda"),
+    "data.cache_codec": ("raw", "lossless", "jpeg"),
+    "data.source_mode": ("prefer_cache", "cache_only", "decode"),
+    "data.decoder": ("pyav", "torchcodec", "decord"),
+}
 
 
 def choice_problems(plain: dict[str, Any]) -> list[str]:
