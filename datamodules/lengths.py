@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from datamodules.files import write_json
 from datamodules.images import image_size
 from datamodules.prepare import expand, image_run, video_run
 from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
-from datamodules.video.entry import atomic_write
 from datamodules.video.probe import probe
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def prompt_lengths(
     lengths = [_measure(sample, preparer) for sample in samples]
     if file is not None:
         try:
-            atomic_write(file, [json.dumps([asdict(length) for length in lengths]).encode()])
+            write_json(file, [asdict(length) for length in lengths], indent=None)
         except OSError as error:
             logger.warning("cannot remember prompt lengths in %s (%s)", file, error)
     return lengths

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from datamodules.errors import MediaError
+from datamodules.files import write_whole
 from datamodules.types import MediaRef
 from datamodules.video.cache import VideoCache, content_identity
-from datamodules.video.entry import EntryError, atomic_write
+from datamodules.video.entry import EntryError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +104,7 @@ def write_array(path: Path, array: np.ndarray, content: str) -> None:
     body = np.ascontiguousarray(array).tobytes()
     header = json.dumps({"dtype": array.dtype.str, "shape": array.shape, "content": content}).encode()
     checksum = xxhash.xxh3_64_intdigest(header + body)
-    atomic_write(path, [PREFIX.pack(MAGIC, len(header), checksum), header, body])
+    write_whole(path, [PREFIX.pack(MAGIC, len(header), checksum), header, body])
 
 
 def read_array(path: Path, content: str) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.errors import MediaError
+from datamodules.files import write_lines
 from datamodules.types import MediaRef
 from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
 from datamodules.video.cache import content_identity
@@ -261,10 +261,7 @@ def record(
 
 def write_failures(path: Path, failures: Sequence[Failure]) -> None:
     """One JSON line per sample: id, path, reason. Replaces the file of the previous run."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(asdict(failure)) + "\n" for failure in failures))
-    temporary.replace(path)
+    write_lines(path, map(asdict, failures))
 
 
 def _quarantine(result: Done, cache: VideoCache) -> None:

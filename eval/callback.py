@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from datamodules.files import write_json
 from eval.heldout import complete, evaluate_batches, summarise
-from eval.records import write_json
 from eval.slices import slice_metrics
 from eval.types import EvalRecord
 

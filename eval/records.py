@@ -6,75 +6,17 @@ end, `kill -9` included, the same command finds what is finished and does the re
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import socket
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from datamodules.files import json_line
+
 log = logging.getLogger(__name__)
-
-LOCK_NAME = "lock"
-
-
-class FolderInUse(RuntimeError):
-    """Another evaluation writes to the folder."""
-
-
-class FolderLock:
-    """Exclusive use of a run folder; the kernel releases it when the process ends, however it ends.
-
-    Args:
-        folder: created when it does not exist.
-        wait_s: seconds to wait for another evaluation to end; 0 = complain at once.
-
-    Raises:
-        FolderInUse: somebody else holds it; the message names the process.
-    """
-
-    def __init__(self, folder: str | Path, wait_s: float = 0.0) -> None:
-        self.path = Path(folder) / LOCK_NAME
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Not inherited over exec: a child that outlives us must not keep the folder.
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() < deadline:
-                    time.sleep(0.2)
-                    continue
-                holder = self.path.read_text(encoding="utf-8").strip() or "an unknown process"
-                os.close(self._descriptor)
-                raise FolderInUse(
-                    f"{self.path.parent} is being written by {holder}; wait for it, end it, or set another output_dir"
-                ) from None
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Give the folder back."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> FolderLock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class RecordLog:
@@ -122,7 +64,7 @@ class RecordLog:
         """Write what waits. Returns whether everything is on disk."""
         if not self._waiting:
             return True
-        data = b"".join(_line(record) for record in self._waiting)
+        data = "".join(map(json_line, self._waiting)).encode("utf-8", "surrogatepass")
         try:
             _write_all(self._descriptor, data, self._end)
             os.fsync(self._descriptor)
@@ -150,11 +92,6 @@ class RecordLog:
             os.ftruncate(self._descriptor, self._end)
         except OSError as error:
             log.error("cannot cut %s back to its last whole line: %s", self.path, error)
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    # A model may emit lone surrogates, which plain UTF-8 refuses; json.loads reads them back.
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
@@ -220,44 +157,3 @@ def model_identity(folder: str | Path) -> str:
         for path in sorted(folder.glob(pattern)):
             digest.update(f"{path.name}={content_identity(path)};".encode())
     return digest.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Let an `OSError` of the body name the file: the errors of `write` do not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename:
-            raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
-def write_lines(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of JSON lines whole or not at all."""
-    _replace(Path(path), (_line(record) for record in records))
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    _replace(Path(path), [text.encode("utf-8", "surrogatepass")])
-
-
-def _replace(path: Path, parts: Iterable[bytes]) -> None:
-    data = b"".join(parts)
-    with naming(path):
-        if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
-            return  # the same command again needs no room for what is there
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with naming(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from datamodules.files import FolderLock, write_json, write_lines
 from datamodules.types import MediaRef, Sample
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
 from eval.pipeline import PipelineStats, ask, open_items
 from eval.pool import PreparePool
-from eval.records import FolderLock, RecordLog, read_records, run_key, write_json, write_lines
+from eval.records import RecordLog, read_records, run_key
 from eval.scoring import Scorer, scored_items, unscored
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.run_folder import STATE_FILE, write_json
+from datamodules.files import write_json
+from lightning_modules.launch.run_folder import STATE_FILE
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,12 +26,6 @@ log = logging.getLogger("controls")
 OPTIONS = {"seeds": "11,12,13", "output_dir": "outputs/controls", "controls": "true", "algorithms": ""}
 TEXT_TASKS = ("largest",)
 """Tasks without media: not in the visual mean."""
-ALGORITHM_OVERRIDES = {
-    # Advantages that are not divided by the group's spread are three times smaller: so must the bonus be.
-    "rloo": ("module.update_options.entropy_bonus=0.015",),
-    # Dynamic sampling generates until every group has signal, ever longer once most questions are solved.
-    "dapo": ("max_steps=100",),
-}
 
 
 def call(*arguments: str) -> float:
@@ -154,8 +148,10 @@ def compare(names: list[str], seed: int, output: Path) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for name in names:
-        overrides = ("experiment=tiny_cpu", f"algorithm={name}", "stages=null", *ALGORITHM_OVERRIDES.get(name, ()))
-        folder = trained(output, "tiny_cpu", f"{name}{seed}", seed, *overrides)
+        own = f"tiny_cpu_{name}"  # where an algorithm needs other settings than the demo's
+        known = (ROOT / "conf" / "experiment" / f"{own}.yaml").is_file()
+        chosen = (f"experiment={own}",) if known else ("experiment=tiny_cpu", f"algorithm={name}")
+        folder = trained(output, "tiny_cpu", f"{name}{seed}", seed, *chosen, "stages=null")
         after = evaluated(folder)
         worst = min((value, task) for task, value in after.items() if task not in (*TEXT_TASKS, "all"))
         lines.append(

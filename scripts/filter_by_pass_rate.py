@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.files import write_json, write_lines
 from lightning_modules.launch.config import ConfigError, build, compose
 from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging, set_threads
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.keep is not None:
         files = config.data.train_files
         records = kept_records([files] if isinstance(files, str) else files, samples, rates, kept)
-        write_text(options.keep, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        write_lines(options.keep, records)
     mean = sum(rates.values()) / max(1, len(rates))
     log.info("%d samples, mean pass rate %.3f, %d between the bounds: %s", len(rates), mean, len(kept), out)
     return 0
@@ -123,19 +123,6 @@ def kept_records(
             if uid in known & kept:
                 records.append({**record, "pass_rate": rates[uid]})
     return records
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from datamodules.files import FolderInUse, FolderLock
 from eval.benchmarks import catalogue
 from eval.prepare import PrepareSettings
-from eval.records import FolderInUse, FolderLock, read_records
+from eval.records import read_records
 from eval.runner import BenchmarkRun, RunOptions
 from rollout.types import SamplingSpec
 

@@ -12,9 +12,10 @@ import pytest
 from conftest import ROOT
 from eval_latency import FakeDecoder
 
+from datamodules.files import FolderInUse, FolderLock
 from datamodules.types import Sample
 from eval.pool import PreparePool, Task
-from eval.records import FolderInUse, FolderLock, RecordLog, model_identity, read_records, run_key
+from eval.records import RecordLog, model_identity, read_records, run_key
 
 
 def sample(uid: str, problem: str = "fine") -> Sample:

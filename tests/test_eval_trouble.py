@@ -15,9 +15,10 @@ from test_eval_pipeline_benchmark import drawn, make_run  # noqa: F401 - a fixtu
 from test_rewards_judge import ScriptedServer, judge, server  # noqa: F401 - a fixture
 from train_helpers import command, environment, wait_until
 
+from datamodules.files import write_lines
 from eval.deadline import WatchedGenerate
 from eval.generate import LockStepDriver
-from eval.records import read_records, write_lines
+from eval.records import read_records
 from rewards.router import RewardRouter
 from rollout.types import GenerateRequest, SamplingSpec
 

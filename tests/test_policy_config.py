@@ -86,6 +86,18 @@ def test_main_experiment_says_what_the_report_lists():
     assert not module.algorithm.needs.old_logprobs
 
 
+@pytest.mark.parametrize(
+    ("name", "algorithm", "bonus", "steps"),
+    [("tiny_cpu", "GRPO", 0.05, 200), ("tiny_cpu_rloo", "RLOO", 0.015, 200), ("tiny_cpu_dapo", "DAPO", 0.05, 100)],
+)
+def test_demo_variants_differ_from_the_demo_where_they_say(name, algorithm, bonus, steps):
+    config = composed(f"experiment={name}")
+    module = instantiate(config.module, _convert_="all")
+    assert type(module.algorithm).__name__ == algorithm
+    assert config.module.update_options.entropy_bonus == bonus
+    assert (config.max_steps, config.module.optimizer.total_steps, len(config.stages)) == (steps, steps, 5)
+
+
 SHARED, PACKED = (
     "lightning_modules.layouts." + name for name in ("shared_prefix.SharedPrefixLayout", "packed.PackedLayout")
 )

@@ -8,7 +8,7 @@ import os
 import pytest
 from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step, wait_until
 
-from eval.records import FolderLock
+from datamodules.files import FolderLock
 
 STEPS = 6
 

@@ -6,15 +6,14 @@ Layout: 8 bytes magic, 4 bytes header length, 8 bytes header checksum, JSON head
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
-import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.files import write_whole
 from datamodules.video.codecs import decode_chunks, encode_chunks, get_codec
 from datamodules.video.frames import map_file, share
 
@@ -92,25 +91,8 @@ def write_entry(
     header = json.dumps({**fields, "chunks": placed}).encode()
     prefix = _PREFIX.pack(MAGIC, len(header), xxhash.xxh3_64_intdigest(header))
     body = prefix + header
-    atomic_write(path, [body, b"\0" * (start - len(body)), *parts])
+    write_whole(path, [body, b"\0" * (start - len(body)), *parts])
     return _parse(json.loads(header))
-
-
-def atomic_write(path: Path, parts: list[bytes]) -> None:
-    """Write `parts` to `path` through a temporary file beside it; on an error nothing is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:  # also an interrupt must not leave the temporary file behind
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def read_header(path: Path) -> EntryHeader:

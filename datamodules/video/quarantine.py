@@ -8,6 +8,8 @@ import os
 import time
 from pathlib import Path
 
+from datamodules.files import write_lines
+
 logger = logging.getLogger(__name__)
 
 
@@ -51,9 +53,7 @@ class Quarantine:
         count = len(self._load()) - len(kept)
         if not count:
             return 0
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
-        temporary.replace(self.path)
+        write_lines(self.path, kept)
         return count
 
     def _load(self) -> dict[tuple[str, str], str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from datamodules.files import write_whole
 from datamodules.types import MediaRef
 from eval import metrics
 from eval.benchmarks import loading
@@ -121,10 +121,7 @@ def _stored(image: dict[str, Any], path: Path) -> Path:
     if path.is_file():
         return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(image["bytes"])
-        temporary.replace(path)
+        write_whole(path, [image["bytes"]])
     except OSError as error:
         raise ValueError(f"pictures of the Parquet files are kept in {path.parent}, which failed: {error}") from error
     return path

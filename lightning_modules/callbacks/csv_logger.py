@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
+
+from datamodules.files import write_text
 
 
 class AppendingCSVLogger(Logger):
@@ -78,9 +80,8 @@ class AppendingCSVLogger(Logger):
         self._rewrite()
 
     def _rewrite(self) -> None:
-        temporary = self._path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(self._rows[step] for step in sorted(self._rows))
-        os.replace(temporary, self._path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(self._rows[step] for step in sorted(self._rows))
+        write_text(self._path, text.getvalue())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.files import FolderInUse, FolderLock, write_json
 from lightning_modules.launch.config import ConfigError, default_run_dir
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from eval.records import FolderLock
 
 STATUS_FILE = "status.json"
 CHECKPOINT_DIR = "checkpoints"
@@ -22,17 +20,6 @@ STATE_FILE = "trainer.json"
 _locks: list[FolderLock] = []
 """Locks of this process, held until it ends."""
 _STEP = re.compile(r"step_(\d{8})$")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that readers see the old or the new content, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True, default=str)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def checkpoint_steps(run_dir: Path) -> dict[int, Path]:
@@ -117,8 +104,6 @@ def lock_run(run_dir: Path) -> None:
     Raises:
         ConfigError: another process is training there; two would overwrite each other's checkpoints.
     """
-    from eval.records import FolderInUse, FolderLock
-
     try:
         # Loader workers of a killed run hold its lock for the moment that they take to notice.
         _locks.append(FolderLock(run_dir, wait_s=5.0))
@@ -134,4 +119,4 @@ def read_status(run_dir: Path) -> dict[str, Any]:
 
 def write_status(run_dir: Path, state: str, **fields: Any) -> None:
     """Record running | stopped | finished | failed, with the step and whatever else is known."""
-    write_json(run_dir / STATUS_FILE, {**read_status(run_dir), "state": state, **fields})
+    write_json(run_dir / STATUS_FILE, {**read_status(run_dir), "state": state, **fields}, sort_keys=True, default=str)

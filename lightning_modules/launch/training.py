@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.files import write_text
 from lightning_modules.launch.config import build, to_plain
 from lightning_modules.launch.processes import INTERRUPTED
-from lightning_modules.launch.run_folder import RunPlan, write_json, write_status
+from lightning_modules.launch.run_folder import RunPlan, write_status
 
 if TYPE_CHECKING:
     import lightning as L
@@ -79,10 +80,7 @@ def prepare_run_folder(config: DictConfig, plan: RunPlan) -> None:
     """Write the resolved configuration, a link to the newest run, and the state "running"."""
     from omegaconf import OmegaConf
 
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    temporary = plan.run_dir / f".config.yaml.{os.getpid()}"
-    temporary.write_text(OmegaConf.to_yaml(config, resolve=True))
-    os.replace(temporary, plan.run_dir / "config.yaml")
+    write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
     latest = plan.run_dir.parent / "latest"
     if latest.is_symlink() or not latest.exists():
         latest.unlink(missing_ok=True)
@@ -189,5 +187,4 @@ __all__ = [
     "prepare_run_folder",
     "run_training",
     "write_failure",
-    "write_json",
 ]
