@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_modules.collect import collect
-from lightning_modules.metrics import all_reduce, world_size
+from lightning_modules.metrics import all_reduce, merge, world_size
 
 if TYPE_CHECKING:
     import lightning as L
@@ -79,7 +79,7 @@ class GroupFilter:
         share = _fair_shares(_counts(len(held)), target)
         mine = held[: share[dist.get_rank() if world_size() > 1 else 0]]
         batch.timings = merge_timings([r.timings for r in rounds])
-        batch.metrics = merge_metrics([r.metrics for r in rounds]) | metrics
+        batch.metrics = merge([r.metrics for r in rounds]) | metrics
         batch.lost = [item for r in rounds for item in r.lost]
         batch.prompts = [group.prompt for group, _, _ in mine]
         batch.groups = [dataclasses.replace(group, index=i) for i, (group, _, _) in enumerate(mine)]
@@ -159,20 +159,6 @@ def merge_timings(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     merged = {name: sum(timings.get(name, 0.0) for timings in rounds) for name in names}
     if merged.get("score_busy", 0.0) > 0:
         merged["score_overlap"] = 1.0 - min(1.0, merged["score"] / merged["score_busy"])
-    return merged
-
-
-def merge_metrics(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Scalars of all rounds together: `_count` names are summed, `_max` names maximised, others averaged."""
-    merged = {}
-    for name in dict.fromkeys(name for metrics in rounds for name in metrics):
-        values = [metrics[name] for metrics in rounds if name in metrics]
-        if name.endswith("_count"):
-            merged[name] = float(sum(values))
-        elif name.endswith("_max"):
-            merged[name] = float(max(values))
-        else:
-            merged[name] = float(sum(values) / len(values))
     return merged
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,3 +145,32 @@ def _finish_correlations(values: dict[str, float]) -> dict[str, float]:
         if variance_x > 0 and variance_y > 0:
             result[name] = covariance / math.sqrt(variance_x * variance_y)
     return result
+
+
+_WEIGHTS = ("answers_count", "responses_count")
+"""Beside `x/y_mean`, `x/answers_count` says over how many answers the mean was taken."""
+
+
+def merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Scalars of all ranks (or of all rollout batches of a step) from those of each.
+
+    Names with the suffix `_count` are summed, `_max` maximised; all others are averaged over the parts that have
+    them, weighted by the number of answers or responses that stands beside them. Means and rates are exact, the
+    spread and the percentiles are averages of the parts' own.
+    """
+    result = {}
+    for name in sorted({name for part in parts for name in part}):
+        having = [part for part in parts if name in part]
+        values = [part[name] for part in having]
+        if name.endswith("_count"):
+            result[name] = float(sum(values))
+        elif name.endswith("_max"):
+            result[name] = float(max(values))
+        else:
+            weights = [_weight(part, name.rpartition("/")[0]) for part in having]
+            result[name] = float(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
+    return result
+
+
+def _weight(part: Mapping[str, float], prefix: str) -> float:
+    return next((part[f"{prefix}/{count}"] for count in _WEIGHTS if part.get(f"{prefix}/{count}")), 1.0)

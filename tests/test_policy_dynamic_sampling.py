@@ -11,7 +11,8 @@ from test_policy_update import make_module
 from lightning_modules.algorithms.base import DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
-from lightning_modules.dynamic_sampling import GroupFilter, _fair_shares, merge_metrics, merge_timings
+from lightning_modules.dynamic_sampling import GroupFilter, _fair_shares, merge_timings
+from lightning_modules.metrics import merge
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_scalars_of_several_rounds():
         "score_overlap": 0.75,
         "sync": 0.5,
     }
-    metrics = merge_metrics([{"a_count": 1.0, "b_max": 3.0, "c": 1.0}, {"a_count": 2.0, "b_max": 2.0, "c": 2.0}])
+    metrics = merge([{"a_count": 1.0, "b_max": 3.0, "c": 1.0}, {"a_count": 2.0, "b_max": 2.0, "c": 2.0}])
     assert metrics == {"a_count": 3.0, "b_max": 3.0, "c": 1.5}
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import lightning as L
 
+from lightning_modules.metrics import merge
+
 log = logging.getLogger("train")
-
-
-_WEIGHTS = ("answers_count", "responses_count")
-"""Beside `x/y_mean`, `x/answers_count` says over how many answers of the rank the mean was taken."""
 
 
 def reduce_over_ranks(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -25,31 +23,6 @@ def reduce_over_ranks(metrics: Mapping[str, float]) -> dict[str, float]:
         gathered = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, dict(metrics))
     return merge(gathered)
-
-
-def merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Scalars of all ranks from those of each.
-
-    Names with the suffix `_count` are summed, `_max` maximised; all others are averaged over the ranks that report
-    them, weighted by the number of answers or responses that stands beside them. Means and rates are exact, the
-    spread and the percentiles of the ranks' own values are averages of these.
-    """
-    result = {}
-    for name in sorted({name for part in parts for name in part}):
-        having = [part for part in parts if name in part]
-        values = [part[name] for part in having]
-        if name.endswith("_count"):
-            result[name] = float(sum(values))
-        elif name.endswith("_max"):
-            result[name] = float(max(values))
-        else:
-            weights = [_weight(part, name.rpartition("/")[0]) for part in having]
-            result[name] = float(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
-    return result
-
-
-def _weight(part: Mapping[str, float], prefix: str) -> float:
-    return next((part[f"{prefix}/{count}"] for count in _WEIGHTS if part.get(f"{prefix}/{count}")), 1.0)
 
 
 class MetricsCallback(L.Callback):
