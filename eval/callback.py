@@ -179,10 +179,11 @@ class EvaluationCallback(L.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
         if records:
+            accuracy = metrics.get("val/accuracy_mean")
             log.info(
-                "evaluation after step %d: accuracy %.3f over %d items (%d failed, %d unparsed), %.1f s",
+                "evaluation after step %d: accuracy %s over %d items (%d failed, %d unparsed), %.1f s",
                 step,
-                metrics["val/accuracy_mean"],
+                "not judged" if accuracy is None else f"{accuracy:.3f}",
                 len(records),
                 metrics["val/failed"],
                 metrics["val/unparsed"],

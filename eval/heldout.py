@@ -76,40 +76,52 @@ def generate_tolerantly(
     Args:
         requests: one per sample.
         generate: the engine.
-        reasons: receives {request id: reason} of the refused ones.
+        reasons: receives {request id: reason} of the refused ones, and of those that got no answer.
+
+    Raises:
+        SampleError: the engine refuses a sample that it was not given.
     """
     open_requests = {request.request_id: request for request in requests}
     while True:
         try:
             for request_id, response in generate(list(open_requests.values())):
                 yield open_requests.pop(request_id), response
-            return
         except SampleError as error:
             log.warning("evaluation: %s", error)
-            for request_id, request in list(open_requests.items()):
-                if request.prompt.uid == error.uid:
-                    del open_requests[request_id]
-                    reasons[request_id] = error.reason
+            refused = [key for key, request in open_requests.items() if request.prompt.uid == error.uid]
+            if not refused:  # the same question would be refused for ever
+                raise
+            for request_id in refused:
+                del open_requests[request_id]
+                reasons[request_id] = error.reason
+            continue
+        reasons |= dict.fromkeys(open_requests, "the engine returned nothing")
+        return
 
 
 def summarise(records: Sequence[EvalRecord]) -> dict[str, float]:
-    """Scalars under `val/`. Failed and unparsed items stay in every denominator with accuracy 0."""
+    """Scalars under `val/`. Failed and unparsed items stay in every denominator with accuracy 0.
+
+    Items that nobody judged are in no denominator; a mean over nothing else is left out.
+    """
     if not records:
         return {}
+    judged = [record for record in records if record.state != "not_judged"]
     metrics = {
-        "val/accuracy_mean": _mean(records),
-        "val/format_mean": sum(r.format for r in records) / len(records),
-        "val/total_mean": sum(r.total for r in records) / len(records),
         "val/response_length": sum(r.num_tokens for r in records) / len(records),
         "val/items": float(len(records)),
     }
+    if judged:
+        metrics["val/accuracy_mean"] = _mean(judged)
+        metrics["val/format_mean"] = sum(r.format for r in judged) / len(judged)
+        metrics["val/total_mean"] = sum(r.total for r in judged) / len(judged)
     for state in ("failed", "unparsed", "not_judged"):
         metrics[f"val/{state}"] = float(sum(record.state == state for record in records))
-    if visual := [record for record in records if record.data_type != "text"]:
+    if visual := [record for record in judged if record.data_type != "text"]:
         metrics["val/accuracy_visual"] = _mean(visual)
     for prefix, attribute in (("accuracy", "problem_type"), ("accuracy_by_source", "data_source")):
         parts: dict[str, list[EvalRecord]] = defaultdict(list)
-        for record in records:
+        for record in judged:
             if name := getattr(record, attribute):
                 parts[name.replace(" ", "_")].append(record)
         metrics |= {f"val/{prefix}/{name}": _mean(part) for name, part in sorted(parts.items())}

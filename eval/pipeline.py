@@ -57,24 +57,27 @@ class PipelineStats:
 
 
 def item_digest(item: BenchmarkItem) -> str:
-    """Short hash of what the model is shown; an answer to another question is not resumed."""
+    """Short hash of what the model is shown; an answer to another question, or about other media, is not resumed."""
     sample = item.sample
-    shown = [sample.problem, [asdict(ref) for ref in (*sample.videos, *sample.images)], item.system, item.answer_prefix]
+    media = [{**asdict(ref), "path": Path(ref.path).name} for ref in (*sample.videos, *sample.images)]
+    shown = [sample.problem, media, item.media_bytes, item.system, item.answer_prefix]
     frames = {**item.frame_options, "folder_fps": item.folder_fps}
     return hashlib.sha256(json.dumps([shown, frames], default=str).encode()).hexdigest()[:12]
+
+
+def fits(item: BenchmarkItem, answer: Mapping[str, Any] | None) -> bool:
+    """Whether an answer is one to this question as it is asked now."""
+    return answer is not None and answer.get("state") in (ANSWERED, FAILED) and answer.get("item") == item_digest(item)
 
 
 def open_items(
     items: Sequence[BenchmarkItem], answers: Mapping[str, Mapping[str, Any]], retry_failed: bool = False
 ) -> list[BenchmarkItem]:
     """Items without a fitting answer, in order."""
-    kept = {ANSWERED} if retry_failed else {ANSWERED, FAILED}
     return [
         item
         for item in items
-        if item.uid not in answers
-        or answers[item.uid].get("state") not in kept
-        or answers[item.uid].get("item") != item_digest(item)
+        if not fits(item, answer := answers.get(item.uid)) or (retry_failed and answer["state"] == FAILED)
     ]
 
 

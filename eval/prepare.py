@@ -12,6 +12,8 @@ from datamodules.errors import MediaError
 from datamodules.prepare import SamplePreparer, check_text, load_processor
 from datamodules.prompts import PromptTemplates, place_media
 from datamodules.video.cache import VideoCache
+from datamodules.video.codecs import get_codec
+from datamodules.video.decode import check_decoder, get_reader
 from datamodules.video.frame_folder import read_frame_folder
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
 from eval.frame_policy import frame_options
@@ -46,22 +48,50 @@ class PrepareSettings:
     thumbnails: bool = False
     """Also return a small strip of frames per item, for the report."""
 
+    def __post_init__(self) -> None:
+        """Refuse what no item could be prepared with. Raises ValueError."""
+        VideoSpec(**self._video_options())
+        ImageSpec(**self.image_options)
+        get_codec(self.cache_codec)
+        get_reader(self.decoder)
+
     def __call__(self) -> ItemPreparer:
-        """Build the preparer, in the process that uses it."""
+        """Build the preparer, in the process that uses it.
+
+        Raises:
+            RuntimeError: the decoder cannot be loaded; the message says what to install.
+        """
+        check_decoder(self.decoder)
         return ItemPreparer(self)
 
     def video_spec(self, rules: MediaRules) -> VideoSpec:
         """Sampling and size of videos for a model family."""
-        options = frame_options(self.frame_policy, self.benchmark_frames, rules.factor)
-        return VideoSpec.for_rules(rules, **{**options, "decoder": self.decoder, **self.frame_overrides})
+        return VideoSpec.for_rules(rules, **self._video_options(rules.factor))
+
+    def _video_options(self, factor: int = 32) -> dict[str, Any]:
+        options = frame_options(self.frame_policy, self.benchmark_frames, factor)
+        return {**options, "decoder": self.decoder, **self.frame_overrides}
+
+    def model_video_spec(self) -> VideoSpec:
+        """`video_spec` of the model's own family; loads its processor."""
+        return self.video_spec(MediaRules.from_processor(load_processor(self.model_path)))
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether frames or images differ from what the frame policy says."""
+        return bool(self.frame_overrides or self.image_options or self._is_lossy)
+
+    @property
+    def _is_lossy(self) -> bool:
+        return self.cache_dir is not None and get_codec(self.cache_codec).lossy
 
     def key(self) -> dict[str, Any]:
         """The part of the run key that is about frames."""
-        options = frame_options(self.frame_policy, self.benchmark_frames)
         return {
-            "frames": {**options, **self.frame_overrides},
+            "frames": self._video_options(),
             "images": dict(self.image_options),
             "max_prompt_tokens": self.max_prompt_tokens,
+            **({"cache_codec": self.cache_codec} if self._is_lossy else {}),
         }
 
 

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from datamodules.files import FolderLock, write_json, write_lines
 from datamodules.types import MediaRef, Sample
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
-from eval.pipeline import PipelineStats, ask, open_items
+from eval.generate import EngineLostError
+from eval.pipeline import PipelineStats, ask, fits, open_items
 from eval.pool import PreparePool
 from eval.records import RecordLog, read_records, run_key
-from eval.scoring import Scorer, scored_items, unscored
+from eval.scoring import Scorer, answer_digest, scored_items, unscored
 
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
@@ -53,7 +54,7 @@ class RunOptions:
     """Hash of the model's content (`eval.records.model_identity`)."""
     sampling: SamplingSpec
     engine_key: Mapping[str, Any] = field(default_factory=dict)
-    """Engine settings that may change answers: dtype, max_model_len."""
+    """Engine settings that may change answers: dtype, max_model_len, further options."""
     style: str = "official"
     """Prompt style: official, cot, qwen3vl."""
     split: str | None = None
@@ -85,10 +86,15 @@ class BenchmarkRun:
         options: settings of the evaluation.
         prepare: how items are shown to the model.
 
+    Raises:
+        ValueError: an option makes no sense.
+
     Example: `BenchmarkRun(benchmark, options, prepare).run(make_driver, router)["headline"]`.
     """
 
     def __init__(self, benchmark: Benchmark, options: RunOptions, prepare: PrepareSettings) -> None:
+        if options.limit is not None and options.limit < 1:
+            raise ValueError(f"limit={options.limit}: ask at least one item of a benchmark, or null for all")
         self.benchmark, self.options, self.settings = benchmark, options, prepare
         self.key_fields = self._key_fields()
         self.key = run_key(self.key_fields)
@@ -110,6 +116,7 @@ class BenchmarkRun:
 
         Raises:
             FolderInUse: another evaluation writes to the folder.
+            EngineLostError: the stage `infer` could not ask every item; a result would count them.
             OSError: a file cannot be written and there is no result to tell it with.
             ValueError: the benchmark's files are missing or do not fit, or an earlier stage has not been run.
         """
@@ -118,7 +125,9 @@ class BenchmarkRun:
                 self.prepare()
             items = self.items()
             if stage in ("all", "infer"):
-                self.infer(items, make_driver, router)
+                stats = self.infer(items, make_driver, router)
+                if stage == "infer" and stats is not None and stats.unanswered:
+                    raise EngineLostError(f"{len(stats.unanswered)} items could not be asked, the engine is gone")
             if stage == "score":
                 self.score(items, router, again=True)
             result = self.aggregate(items) if stage in ("all", "score", "aggregate") else {}
@@ -137,6 +146,7 @@ class BenchmarkRun:
             options.limit,
             options.source,
             options.available_only,
+            self.settings.model_video_spec() if self.benchmark.follows_frames else None,
         )
         if not items:
             raise ValueError(f"{self.benchmark.name}: no item to evaluate below data_root={options.data_root}")
@@ -151,7 +161,7 @@ class BenchmarkRun:
         """What `prepare` wrote.
 
         Raises:
-            ValueError: it has not run with these settings.
+            ValueError: it has not run with these settings, or its file is damaged.
         """
         path = self.folder / "items.jsonl"
         if not path.is_file():
@@ -159,7 +169,13 @@ class BenchmarkRun:
                 f"{path} does not exist: run the stage prepare first, with the settings of this run (another model, "
                 "style, frame policy, sampling or seed is another run)"
             )
-        return [_item(record) for record in read_records(path).values()]
+        records = read_records(path)
+        expected = _read_json(self.folder / "run.json")["report"]["n"]
+        if len(records) != expected:
+            raise ValueError(
+                f"{path} holds {len(records)} of {expected} questions: it is damaged, run the stage prepare"
+            )
+        return [_item(record) for record in records.values()]
 
     def infer(
         self, items: Sequence[BenchmarkItem], make_driver: Callable[[], Driver], router: RewardRouter
@@ -168,7 +184,7 @@ class BenchmarkRun:
         answers, scores = self._open("answers"), self._open("scores")
         try:
             scorer = Scorer(self.benchmark, router, scores, self.options.score_timeout_s)
-            scorer.submit(unscored(items, answers.records, scores.records))
+            scorer.submit(unscored(items, _fitting(items, answers.records), scores.records))
             missing = open_items(items, answers.records, self.options.retry_failed)
             log.info("%s: %d items, %d to ask", self.benchmark.name, len(items), len(missing))
             stats = None
@@ -226,7 +242,7 @@ class BenchmarkRun:
         """Score answers without a model; `again` also those that have a score."""
         if again:
             (self.folder / "scores.jsonl").unlink(missing_ok=True)
-        answers, scores = read_records(self.folder / "answers.jsonl"), self._open("scores")
+        answers, scores = _fitting(items, read_records(self.folder / "answers.jsonl")), self._open("scores")
         try:
             scorer = Scorer(self.benchmark, router, scores, self.options.score_timeout_s)
             scorer.submit(unscored(items, answers, scores.records))
@@ -237,13 +253,14 @@ class BenchmarkRun:
     def aggregate(self, items: Sequence[BenchmarkItem]) -> dict[str, Any]:
         """Compute all figures and write `result.json`."""
         run = _read_json(self.folder / "run.json")
-        answers, scores = self._records("answers"), self._records("scores")
+        # Records of a question or of media as they were before do not count.
+        answers, verdicts = _fitting(items, self._records("answers")), self._records("scores")
+        scores = {uid: verdicts[uid] for uid, answer in answers.items() if _belongs(verdicts.get(uid), answer)}
         scored = scored_items(items, answers, scores)
         report = LoadReport(**{key: _tupled(value) for key, value in run["report"].items()})
-        custom = bool(self.settings.frame_overrides)
         info = RunInfo(
             style=self.options.style,
-            frame_policy="custom" if custom else self.settings.frame_policy,
+            frame_policy="custom" if self.settings.is_custom else self.settings.frame_policy,
             model=self.options.model_name,
             report=report,
         )
@@ -308,6 +325,15 @@ class BenchmarkRun:
         }
 
 
+def _fitting(items: Sequence[BenchmarkItem], answers: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Answers to the items as they are asked now."""
+    return {item.uid: answers[item.uid] for item in items if fits(item, answers.get(item.uid))}
+
+
+def _belongs(score: Mapping[str, Any] | None, answer: Mapping[str, Any]) -> bool:
+    return score is not None and score.get("answer") == answer_digest(answer)
+
+
 def result_record(summary: Summary) -> dict[str, Any]:
     """A summary as JSON."""
     record = asdict(summary)
@@ -324,7 +350,8 @@ def _item(record: Mapping[str, Any]) -> BenchmarkItem:
     for name in ("images", "videos"):
         sample[name] = tuple(MediaRef(**ref) for ref in sample[name])
     sample["options"] = tuple(sample["options"])
-    return BenchmarkItem(**{**record, "sample": Sample(**sample)})
+    sizes = tuple(record.get("media_bytes", ()))
+    return BenchmarkItem(**{**record, "sample": Sample(**sample), "media_bytes": sizes})
 
 
 def _jsonable(value: Any) -> Any:
@@ -349,7 +376,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         raise ValueError(f"{path} does not exist: run the earlier stages first")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): run the earlier stages again") from error
 
 
 def _report_lines(report: LoadReport) -> list[str]:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ class Scorer:
         benchmark: knows the rules.
         router: judges; slow types in its processes, judged ones in its threads.
         scores: receives the records.
-        timeout_s: seconds to wait, at the end, for verdicts that are still outstanding.
+        timeout_s: seconds to wait, at the end, for the next of the verdicts that are still outstanding.
     """
 
     def __init__(self, benchmark: Benchmark, router: RewardRouter, scores: RecordLog, timeout_s: float = 600.0) -> None:
@@ -58,17 +58,23 @@ class Scorer:
         self._collect()
 
     def finish(self) -> None:
-        """Wait for outstanding verdicts; what has none at the timeout is failed."""
+        """Wait for outstanding verdicts, as long as there is one every `timeout_s` seconds.
+
+        What has none then is not judged, so that the next run asks again: only judges take that long.
+        """
         deadline = time.monotonic() + self._timeout_s
-        futures = [future for _, _, official, robust in self._waiting for future in (official, robust)]
-        wait(futures, timeout=max(0.0, deadline - time.monotonic()))
-        self._collect()
+        while self._waiting and (left := deadline - time.monotonic()) > 0:
+            futures = [future for _, _, *both in self._waiting for future in both if not future.done()]
+            wait(futures, timeout=left, return_when=FIRST_COMPLETED)
+            if self._collect():
+                deadline = time.monotonic() + self._timeout_s
         for item, answer, _, _ in self._waiting:
-            self._write(item, answer, "failed", f"no verdict within {self._timeout_s:g} s")
+            self._write(item, answer, "not_judged", f"no verdict within {self._timeout_s:g} s")
         self._waiting.clear()
 
-    def _collect(self) -> None:
-        left = []
+    def _collect(self) -> bool:
+        """Write what is decided; whether there was a verdict (a judge that only fails does not prolong the wait)."""
+        left, is_judged = [], False
         for item, answer, official, robust in self._waiting:
             if not (official.done() and robust.done()):
                 left.append((item, answer, official, robust))
@@ -81,7 +87,9 @@ class Scorer:
                 continue
             reason = "" if state == "ok" else second.reason or first.reason
             self._write(item, answer, state, reason, first, second)
+            is_judged = is_judged or state != "not_judged"
         self._waiting = left
+        return is_judged
 
     def _write(
         self,

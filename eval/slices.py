@@ -148,7 +148,11 @@ class BenchmarkSlices:
     def _load(self, benchmark: Benchmark) -> tuple[list[BenchmarkItem], LoadReport]:
         if benchmark.name not in self._loaded:
             items, report = benchmark.load(
-                self._data_root, self._style, self._frame_policy, available_only=self._available_only
+                self._data_root,
+                self._style,
+                self._frame_policy,
+                available_only=self._available_only,
+                video_spec=self._settings_of(benchmark).model_video_spec() if benchmark.follows_frames else None,
             )
             chosen = evenly_spaced(items, self._limit)
             if len(chosen) < len(items):
@@ -156,10 +160,13 @@ class BenchmarkSlices:
             self._loaded[benchmark.name] = chosen, report
         return self._loaded[benchmark.name]
 
+    def _settings_of(self, benchmark: Benchmark) -> PrepareSettings:
+        return replace(self._settings, benchmark_frames=dict(benchmark.frames))
+
     def _preparer(self, benchmark: Benchmark) -> ItemPreparer:
         from datamodules.video.service import DecodeService
 
-        preparer = replace(self._settings, benchmark_frames=dict(benchmark.frames))()
+        preparer = self._settings_of(benchmark)()
         preparer.cache.decode_clip = DecodeService(self._timeout_s)
         return preparer
 

@@ -55,7 +55,7 @@ def test_options_reach_the_run(tiny_model_dir):
 
     prepare = settings(SimpleNamespace(frames={"max_frames": 64}))
     assert prepare.max_prompt_tokens == 1948
-    assert prepare.key()["frames"] == {"max_frames": 64, "fps": 1}
+    assert prepare.key()["frames"] == {"max_frames": 64, "fps": 1, "decoder": "pyav"}
     config.sampling.max_tokens = 4096
     with pytest.raises(ConfigError, match="max_model_len=2048 leaves no room"):
         _options(config, to_plain(config))

@@ -32,6 +32,7 @@ from eval.benchmarks.types import (
 )
 
 if TYPE_CHECKING:
+    from datamodules.video.spec import VideoSpec
     from eval.types import State
     from rewards.base import Score
     from rewards.router import RewardRouter
@@ -126,7 +127,7 @@ class Benchmark:
         limit: int | None = None,
         source: str | None = None,
         available_only: bool = False,
-        factor: int = 32,
+        video_spec: VideoSpec | None = None,
     ) -> tuple[list[BenchmarkItem], LoadReport]:
         """Items of a split in the files' order, and what was found on disk.
 
@@ -138,13 +139,19 @@ class Benchmark:
             limit: only the first `limit` items; the report is then partial.
             source: official or reference; None = the first whose files are there.
             available_only: leave out items whose media are missing; the report is then partial.
-            factor: pixels per side of the model's visual tokens; matters for interleaved subtitles only.
+            video_spec: how the videos are sampled, where subtitles follow the frames (`follows_frames`); None = as the
+                frame policy says, for Qwen3-VL.
 
         Raises:
             ValueError: the split or style is unknown, or no source's files are complete (the message lists them).
         """
-        how = loading.Wording(style, frame_policy, factor)
+        how = loading.Wording(style, frame_policy, video_spec)
         return loading.load(self, Path(data_root), how, split or self.split, limit, source, available_only)
+
+    @property
+    def follows_frames(self) -> bool:
+        """Whether the words of a question depend on which frames are shown."""
+        return self.subtitles in ("listed", "interleaved")
 
     def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
         """The questions of a split; one per record unless a benchmark says otherwise."""

@@ -18,6 +18,7 @@ from eval.benchmarks.source import Source, fill
 from eval.benchmarks.types import BenchmarkItem, FileStatus, LoadReport
 
 if TYPE_CHECKING:
+    from datamodules.video.spec import VideoSpec
     from eval.benchmarks.base import Benchmark
 
 
@@ -27,8 +28,8 @@ class Wording:
 
     style: str = "official"
     frame_policy: str = "official"
-    factor: int = 32
-    """Pixels per side of a visual token."""
+    video_spec: VideoSpec | None = None
+    """How the videos are sampled; None = as the frame policy says, for Qwen3-VL."""
 
 
 class MediaFinder:
@@ -42,7 +43,9 @@ class MediaFinder:
         self.folders = tuple(folders)
         self.missing: set[str] = set()
         self.num_without_subtitles = 0
+        self.broken_subtitles: list[str] = []
         self._known: dict[str, Path | None] = {}
+        self._sizes: dict[str, int] = {}
 
     def find(self, relative: str) -> Path | None:
         """The file (or folder of frames), or None. `videos/` in front of the path and its plain name are tried too."""
@@ -62,6 +65,14 @@ class MediaFinder:
         expected = str(self.folders[0] / candidates[0].removeprefix("./"))
         self.missing.add(expected)
         return expected
+
+    def size(self, path: str) -> int:
+        """Bytes of a file or of all files of a folder; 0 when there is none."""
+        if path not in self._sizes:
+            place = Path(path)
+            files = place.iterdir() if place.is_dir() else [place]
+            self._sizes[path] = sum(file.stat().st_size for file in files if file.is_file())
+        return self._sizes[path]
 
 
 def _is_medium(path: Path) -> bool:
@@ -86,7 +97,11 @@ def load(
     """See `Benchmark.load`."""
     source, paths = _choose(benchmark, root, split, source_name)
     media = MediaFinder(folders(benchmark, root))
-    drafts, repeated = _unique(benchmark.drafts(source.records(paths), source, media))
+    try:
+        drafts, repeated = _unique(benchmark.drafts(source.records(paths), source, media))
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        shown = ", ".join(str(path) for path in paths[:3]) + (" ..." if len(paths) > 3 else "")
+        raise ValueError(f"{benchmark.title}: cannot read {shown}: {type(error).__name__}: {error}") from error
     num_all = len(drafts)
     if available_only:
         drafts = [d for d in drafts if not any(m.path in media.missing for m in (*d.videos, *d.images))]
@@ -222,6 +237,7 @@ def build_item(benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFin
         answer_prefix=benchmark.answer_prefix if official else "",
         frame_options=options,
         folder_fps=draft.folder_fps if any(Path(ref.path).is_dir() for ref in videos) else None,
+        media_bytes=tuple(media.size(ref.path) for ref in (*videos, *draft.images)),
     )
 
 
@@ -253,6 +269,8 @@ def _report(
         notes.append("no official prompt is published; the words of style qwen3vl are used")
     if media.num_without_subtitles:
         notes.append(f"{media.num_without_subtitles} questions have no subtitle file; they are asked without subtitles")
+    if broken := media.broken_subtitles:
+        notes.append(f"{len(broken)} questions are asked without subtitles, their file is damaged: {broken[0]}")
     needed = {m.path for d in drafts for m in itertools.chain(d.videos, d.images)}
     return LoadReport(
         benchmark=benchmark.name,
@@ -263,7 +281,7 @@ def _report(
         n=len(drafts),
         gold_missing=tuple(d.uid for d in drafts if not d.gold_ok),
         missing_media=tuple(sorted(media.missing & needed)),
-        is_partial=len(drafts) < num_all or (expected is not None and len(drafts) < expected),
+        is_partial=len(drafts) < max(num_all, in_file or 0, expected or 0),
         notes=tuple(notes),
     )
 

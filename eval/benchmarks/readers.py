@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ def read_records(path: Path) -> list[Record]:
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else (suffixes or [""])[-1]
     if kind == ".parquet":
         return _parquet(path)
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    text = raw.decode("utf-8-sig")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = raw.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
     if kind == ".jsonl":
         return _jsonl(path, text)
     if kind == ".json":

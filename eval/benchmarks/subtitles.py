@@ -61,14 +61,11 @@ def read_subtitles(path: Path, offset: float = 0.0) -> list[Line]:
     if path.suffix.lower() == ".srt":
         lines = _srt(text)
     else:
-        rows = (
-            [json.loads(row) for row in text.splitlines() if row.strip()]
-            if path.suffix == ".jsonl"
-            else json.loads(text)
-        )
         try:
+            is_lines = path.suffix == ".jsonl"
+            rows = [json.loads(row) for row in text.splitlines() if row.strip()] if is_lines else json.loads(text)
             lines = [_entry(row) for row in rows]
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a known form of subtitles ({error})") from error
     return [Line(line.start - offset, line.end - offset, line.text) for line in lines if line.text]
 
@@ -136,7 +133,11 @@ def place_subtitles(
     if path is None:
         media.num_without_subtitles += 1
         return draft.videos, None, "", {}
-    lines = read_subtitles(path, float(lookup(draft.meta, "starting_timestamp_for_subtitles") or 0.0))
+    try:
+        lines = read_subtitles(path, float(lookup(draft.meta, "starting_timestamp_for_subtitles") or 0.0))
+    except (ValueError, OSError) as error:
+        media.broken_subtitles.append(str(error))
+        return draft.videos, None, "", {}
     plan = None if benchmark.subtitles == "full" else _plan(benchmark, draft, how)
     if benchmark.subtitles == "full":
         return draft.videos, None, " ".join(line.text for line in lines), {}
@@ -157,8 +158,7 @@ def _plan(benchmark: Benchmark, draft: Draft, how: Wording) -> tuple[VideoSpec, 
     from datamodules.video.spec import VideoSpec
 
     video = draft.videos[0]
-    options = frame_options(how.frame_policy, benchmark.frames, how.factor)
-    spec = VideoSpec(**options, patch_size=how.factor // 2, merge_size=2)
+    spec = how.video_spec or VideoSpec(**frame_options(how.frame_policy, benchmark.frames))
     try:
         info = probe(video.path)
         return spec, info, spec.plan(info, video.start, video.end, video.path)

@@ -40,6 +40,8 @@ class BenchmarkItem:
     """`VideoSpec` fields of this item on top of the frame policy's (`dataclasses.replace(spec, **frame_options)`)."""
     folder_fps: float | None = None
     """Frames per second of videos that are folders of frames."""
+    media_bytes: tuple[int, ...] = ()
+    """Size of every video and image when the questions were read, 0 for a missing one: an answer belongs to them."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,10 @@ def read_report(path: str | Path) -> list[dict[str, Any]]:
     path = path / "report.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(f"baseline={path} does not exist: give the folder of an evaluation, it holds report.json")
-    return json.loads(path.read_text(encoding="utf-8"))["results"]
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["results"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"baseline={path} is no report ({type(error).__name__}: {error})") from error
 
 
 def number(value: float | None, sign: bool = False) -> str:

@@ -22,6 +22,8 @@ log = logging.getLogger("evaluate")
 
 _SHARED = ("style", "split", "source", "limit", "available_only", "seed", "retry_failed", "score_timeout_s")
 """Keys of conf/evaluate.yaml that `RunOptions` has, too."""
+_ENGINE_KEY = ("dtype", "max_model_len", "extra_options")
+"""Options of an engine that may change answers."""
 
 
 def evaluate_benchmarks(config: DictConfig) -> int:
@@ -30,7 +32,8 @@ def evaluate_benchmarks(config: DictConfig) -> int:
     Raises:
         ConfigError: something is wrong before any work starts.
     """
-    from eval.records import FolderInUse
+    from datamodules.files import FolderInUse
+    from eval.generate import EngineLostError
     from eval.report.write import read_report
     from eval.runner import STAGES
 
@@ -52,10 +55,14 @@ def evaluate_benchmarks(config: DictConfig) -> int:
         for run in runs:
             try:
                 result = run.run(driver, router, plain["stage"])
-            except (ValueError, OSError, FolderInUse) as error:
+            except (ValueError, OSError, FolderInUse, EngineLostError) as error:
                 log.error("%s: %s", run.benchmark.name, error)
                 problems.append(f"{run.benchmark.name}: {error}")
                 continue
+            except Exception as error:  # an engine that cannot start: it would not for the others either
+                log.exception("%s cannot be asked; what is finished is reported", run.benchmark.name)
+                problems.append(f"{run.benchmark.name} and what follows: {type(error).__name__}: {error}")
+                break
             if problem := result.pop("problem", ""):
                 problems.append(f"{run.benchmark.name}: {problem}")
             if result:
@@ -147,7 +154,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         model_name=plain["model_name"] or _name(model),
         model_id=model_identity(folder),
         sampling=resolve_sampling(greedy, folder),
-        engine_key={key: engine[key] for key in ("dtype", "max_model_len")},
+        engine_key={key: engine[key] for key in _ENGINE_KEY if engine.get(key)},
         processes=prepare["processes"],
         prepare_deadline_s=prepare["deadline_s"],
         max_bytes=int(prepare["max_gib"] * (1 << 30)),
