@@ -13,9 +13,12 @@ from policy_helpers import load_processor
 from datamodules.types import StepBatch
 from lightning_modules.algorithms.base import TokenBatch
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.luffy import Luffy
 from lightning_modules.offline.mix import MixCallback
 from lightning_modules.offline.schedule import Share
 from lightning_modules.offline.weighting import AsOnPolicy, ClippedRatio, Shaped
+from rewards.ocr import OCR
+from rewards.router import RewardRouter
 from rollout.types import RolloutGroup
 
 YES = "<answer>yes</answer>"
@@ -86,8 +89,26 @@ def test_trajectories_below_the_minimal_score_are_rejected(processor):
     batch = StepBatch([wrong, prompt(processor, "a:1", YES)])
     asked = step(callback, processor, batch, "no", [0.0, 0.0])
     assert len(asked) == 4 + 3
-    assert callback.reader.rejections.items["a:0"] == ("score", "it scores 0.000, min_score is 0.5")
+    assert callback.reader.rejected["a:0"] == ("score", "it scores 0.000, min_score is 0.5")
     assert batch.metrics["offline/rejected_count"] == 1
+    # A function of the step's prompts: the same after a resume and on any number of ranks.
+    again = StepBatch([wrong], rl_step=7)
+    step(callback, processor, again, "no", [0.0])
+    other = StepBatch([prompt(processor, "a:2", YES)], rl_step=8)
+    step(callback, processor, other, "no", [0.0])
+    assert [b.metrics["offline/rejected_count"] for b in (again, other)] == [1, 0]
+
+
+def test_a_trajectory_without_a_verdict_does_not_mask_its_group(processor):
+    class Broken(OCR):
+        def judge(self, query, answer):
+            raise ValueError("the gold answer cannot be read")
+
+    callback = ready(MixCallback(), processor)
+    callback._router = RewardRouter(routes={"ocr": Broken()})
+    batch = StepBatch([prompt(processor, "a:0", YES)])
+    assert len(step(callback, processor, batch, "no", [0.0])) == 4, "n own answers"
+    assert callback.reader.rejected["a:0"] == ("score", "error: the gold answer cannot be read")
 
 
 def test_the_ratio_chooses_that_share_of_prompts_and_moves(processor):
@@ -116,7 +137,10 @@ def test_the_ratio_chooses_that_share_of_prompts_and_moves(processor):
     [
         ({"group_threshold": 1.5}, r"group_threshold=1\.5"),
         ({"min_score": -0.1}, r"min_score=-0\.1"),
-        ({"ratio": 1.2}, r"1\.2 is a share"),
+        ({"ratio": 1.2}, r"1\.2 is out of range"),
+        ({"ratio": None}, r"start=None is out of range"),
+        ({"group_threshold": "high"}, r"group_threshold=high is out of range"),
+        ({"min_score": float("nan")}, r"min_score=nan is out of range"),
     ],
 )
 def test_settings_out_of_range_are_said(options, message):
@@ -155,10 +179,16 @@ def test_weightings_by_hand():
     shaped = Shaped(gamma=0.1)(batch, plain)
     want = torch.tensor([-2.0, -2 * 0.5 / 0.6, -1.0, -2.0], dtype=torch.float64)
     torch.testing.assert_close(shaped.loss.detach(), want)
-    # Clip diagnostics describe the policy's own tokens: without the mask the second token's would be 1.
+    # f'(p) dp: f' = gamma / (p + gamma)^2 and dp / dlog p = p (the paper's equation of the shaped gradient).
+    (gradient,) = torch.autograd.grad(shaped.loss.sum(), batch.logprobs, retain_graph=True)
+    want = [-2.0, -2 * 0.1 / 0.6**2 * 0.5, -2 * 0.1 / 0.2**2 * 0.1, -2.0]
+    torch.testing.assert_close(gradient, torch.tensor(want, dtype=torch.float64))
+    # Clip diagnostics describe the tokens that were clipped: without the mask the second token's would be 1.
     old = dataclasses.replace(batch, old_logprobs=batch.old_logprobs - 1.0)
     assert GRPO().token_loss(old).diagnostics["clip_high"].tolist() == [1, 1, 1, 1]
     assert Shaped()(old, GRPO().token_loss(old)).diagnostics["clip_high"].tolist() == [1, 0, 0, 1]
+    assert AsOnPolicy()(old, GRPO().token_loss(old)).diagnostics["clip_high"].tolist() == [1, 1, 1, 1]
+    assert AsOnPolicy()(batch, Luffy().token_loss(batch)).diagnostics["off_policy"].tolist() == [0, 1, 1, 0]
     for result in (clipped, shaped):
         (gradient,) = torch.autograd.grad(result.loss.sum(), batch.logprobs, retain_graph=True)
         assert torch.isfinite(gradient).all(), "unknown log-probs of the policy's own tokens are not touched"

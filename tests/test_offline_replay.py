@@ -45,16 +45,15 @@ def step(callback, processor, number, rows):
 
 
 def test_the_buffer_is_bounded_and_forgets_the_oldest(processor):
-    buffer = ReplayBuffer(capacity=3, per_sample=2)
-    for number, uid in enumerate(["a", "b", "a", "a", "c"]):
+    buffer = ReplayBuffer(capacity=3)
+    for number, uid in enumerate(["a", "b", "c", "a", "d"]):
         buffer.add(Experience(uid, number, answer(processor, uid), scored(1.0)))
-    # a: the first of three left; then b was the oldest of four.
-    assert [(e.uid, e.step) for e in buffer._items] == [("a", 2), ("a", 3), ("c", 4)]
-    assert buffer.newest("a").step == 3
-    assert buffer.newest("b") is None
-    buffer.drop_older(3)
-    assert buffer.uids() == ["a", "c"]
-    with pytest.raises(ValueError, match="capacity=0"):
+    # The newest of each sample: a's first one left; then b's was the oldest of four.
+    assert [(uid, buffer.get(uid).step) for uid in buffer.uids()] == [("c", 2), ("a", 3), ("d", 4)]
+    assert buffer.get("b") is None
+    assert buffer.drop(lambda held: held.step < 3) == 1
+    assert buffer.uids() == ["a", "d"]
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         ReplayBuffer(0)
 
 
@@ -103,7 +102,8 @@ def test_the_buffer_survives_a_checkpoint(processor):
     file.seek(0)
     other = callback_for(processor)
     other.load_state_dict(torch.load(file, weights_only=True))
-    for mine, theirs in zip(callback.buffer._items, other.buffer._items, strict=True):
+    assert callback.buffer.uids() == other.buffer.uids() == ["a", "b"]
+    for mine, theirs in ((c.buffer.get(uid) for c in (callback, other)) for uid in "ab"):
         assert (mine.uid, mine.step, mine.score) == (theirs.uid, theirs.step, theirs.score)
         for field in dataclasses.fields(mine.response):
             a, b = getattr(mine.response, field.name), getattr(theirs.response, field.name)
@@ -115,6 +115,15 @@ def test_the_buffer_survives_a_checkpoint(processor):
     smaller = callback_for(processor, capacity=1)
     smaller.load_state_dict(callback.state_dict())
     assert smaller.buffer.uids() == ["b"]
+    # Another n changes nothing; answers beyond another response limit are forgotten.
+    fewer = callback_for(processor)
+    fewer.sampling = dataclasses.replace(fewer.sampling, n=2)
+    fewer.load_state_dict(callback.state_dict())
+    assert step(fewer, processor, 1, {"a": [0, 0]}).groups[0].responses[-1].text == "<answer>0 a 0</answer>"
+    shorter = callback_for(processor)
+    shorter.sampling = dataclasses.replace(shorter.sampling, max_tokens=2)
+    shorter.load_state_dict(callback.state_dict())
+    assert len(shorter.buffer) == 0
 
 
 def test_a_buffer_of_another_tokenizer_is_refused(processor):
@@ -142,6 +151,8 @@ def test_settings_out_of_range_are_said():
     for options, message in (
         ({"min_accuracy": 2.0}, r"min_accuracy=2\.0"),
         ({"group_threshold": -1.0}, r"group_threshold=-1\.0"),
+        ({"group_threshold": None}, r"group_threshold=None"),
+        ({"min_accuracy": None}, r"min_accuracy=None"),
         ({"prompts_per_step": -1}, r"prompts_per_step=-1"),
     ):
         with pytest.raises(ValueError, match=message):

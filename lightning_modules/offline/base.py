@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from lightning_modules.offline.schedule import optional_share
 from lightning_modules.offline.trajectories import Limits, RejectedError, TrajectoryReader, read_trajectory_files
 from rewards.base import Score
 from rewards.sample import submit_response
@@ -31,8 +32,12 @@ class OfflineCallback(L.Callback):
     Args:
         enable: the switch.
         weighting: loss of the tokens that the policy did not sample; None = the algorithm's own.
+        min_score: trajectories that score less are rejected; None = not asked.
         trajectory_files: trajectories beside the records' own, see `read_trajectory_files`.
         require_tag: reject trajectories whose answer does not stand in an answer tag.
+
+    Raises:
+        ValueError: a value is out of range, or a trajectory file cannot be read.
     """
 
     fills_last_slot = False
@@ -42,12 +47,14 @@ class OfflineCallback(L.Callback):
         self,
         enable: bool = True,
         weighting: OffPolicyWeighting | None = None,
+        min_score: float | None = None,
         trajectory_files: Sequence[str | Path] = (),
         require_tag: bool = True,
     ) -> None:
         self.enable = enable
         self.weighting = weighting
-        self._files = list(trajectory_files)
+        self.min_score = optional_share("min_score", min_score)
+        self._from_files = read_trajectory_files(trajectory_files) if enable else {}
         self._require_tag = require_tag
         self.reader: TrajectoryReader | None = None
         """Reads trajectories; after `on_fit_start`."""
@@ -73,7 +80,7 @@ class OfflineCallback(L.Callback):
         self._engine, self._router, self._score_timeout = engine, reward.router, reward.timeout
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the trajectory files and hand the weighting to the update."""
+        """Know the samples, the tokenizer and the engine's limits, and hand the weighting to the update."""
         if not self.enable:
             return
         self.sampling = self._engine.sampling
@@ -87,8 +94,9 @@ class OfflineCallback(L.Callback):
             need_logprobs=self.weighting is not None and self.weighting.needs_logprobs,
             require_tag=self._require_tag,
         )
-        self.reader = TrajectoryReader(data.processor, data.templates, limits, read_trajectory_files(self._files))
-        self.reader.check_samples(sample.uid for sample in data.train_samples)
+        self.reader = TrajectoryReader(data.processor, data.templates, limits, self._from_files)
+        if trainer.is_global_zero:  # every rank knows the same samples and files
+            self.reader.check_samples(sample.uid for sample in data.train_samples)
 
     def check(self, sampling: SamplingSpec) -> None:
         """Raise ValueError when the paradigm does not fit the engine's sampling."""
@@ -98,8 +106,7 @@ class OfflineCallback(L.Callback):
             )
 
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
-        """See `RolloutEditor`; subclasses do their work first, this counts what they rejected."""
-        batch.metrics |= self.reader.rejections.metrics()
+        """See `RolloutEditor`."""
 
     def edit_requests(self, requests: list[GenerateRequest]) -> list[GenerateRequest]:
         """See `RolloutEditor`."""
@@ -108,6 +115,14 @@ class OfflineCallback(L.Callback):
     def edit_group(self, group: RolloutGroup) -> RolloutGroup:
         """See `RolloutEditor`."""
         return group
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int
+    ) -> None:
+        """Count the prompts whose trajectory was refused; subclasses that change scored groups do so first."""
+        if self.enable:
+            refused = [prompt.uid for prompt in batch.prompts if prompt.uid in self.reader.rejected]
+            batch.metrics["offline/rejected_count"] = float(len(refused))
 
     def score(self, prompts: Sequence[PreparedSample]) -> dict[str, Score]:
         """Scores of the usable trajectories of `prompts` by uid; each trajectory is scored once per run.
@@ -130,15 +145,14 @@ class OfflineCallback(L.Callback):
             self._scores[uid] = score
         return {p.uid: self._scores[p.uid] for p in prompts if p.uid in self._scores}
 
-    def good_trajectories(self, prompts: Sequence[PreparedSample], min_score: float | None) -> dict[str, Trajectory]:
+    def good_trajectories(self, prompts: Sequence[PreparedSample]) -> dict[str, Trajectory]:
         """Usable trajectories by uid; with `min_score` only those that score at least that much (others: rejected)."""
-        found = {prompt.uid: self.reader.get(prompt) for prompt in prompts}
-        if min_score is not None:
+        if self.min_score is not None:
             for uid, score in self.score(prompts).items():
-                if score.total < min_score and found[uid] is not None:
-                    detail = f"it scores {score.total:.3f}, min_score is {min_score}"
+                if score.total < self.min_score:
+                    detail = f"it scores {score.total:.3f}, min_score is {self.min_score}"
                     self.reader.reject(RejectedError(uid, "score", detail))
-            found = {prompt.uid: self.reader.get(prompt) for prompt in prompts}
+        found = {prompt.uid: self.reader.get(prompt) for prompt in prompts}
         return {uid: trajectory for uid, trajectory in found.items() if trajectory is not None}
 
 

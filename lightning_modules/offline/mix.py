@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_modules.offline.base import OfflineCallback, online_accuracy
-from lightning_modules.offline.schedule import Share, as_share, check_share, uniform
+from lightning_modules.offline.schedule import Share, as_share, optional_share, uniform
 
 if TYPE_CHECKING:
     import lightning as L
@@ -43,7 +43,7 @@ class MixCallback(OfflineCallback):
         enable: the switch.
         ratio: share of the prompts with a usable trajectory that are chosen; a number or a schedule over RL steps.
         group_threshold: accuracy of the online group below which it gets the trajectory; None = whatever it is.
-        min_score: trajectories that score less are rejected; None = not asked.
+        min_score: see `OfflineCallback`.
         weighting: loss of the trajectory's tokens; None = the algorithm's own.
         seed: of the choice by `ratio`.
         trajectory_files: see `OfflineCallback`.
@@ -63,16 +63,16 @@ class MixCallback(OfflineCallback):
         trajectory_files: Sequence[str | Path] = (),
         require_tag: bool = True,
     ) -> None:
-        super().__init__(enable, weighting, trajectory_files, require_tag)
+        super().__init__(enable, weighting, min_score, trajectory_files, require_tag)
         self.ratio = as_share(ratio)
-        self.group_threshold = check_share("group_threshold", group_threshold)
-        self.min_score = check_share("min_score", min_score)
+        self.group_threshold = optional_share("group_threshold", group_threshold)
         self.seed = seed
         self._chosen: dict[int, Trajectory] = {}
 
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Choose the prompts of this step that may get their trajectory."""
-        usable = self.good_trajectories(batch.prompts, self.min_score)
+        self.score(batch.prompts)  # one without a verdict would mask its whole group
+        usable = self.good_trajectories(batch.prompts)
         ratio = self.ratio(batch.rl_step)
         self._chosen = {
             index: usable[prompt.uid]
@@ -80,7 +80,6 @@ class MixCallback(OfflineCallback):
             if prompt.uid in usable and uniform(self.seed, batch.rl_step, prompt.uid) < ratio
         }
         batch.metrics |= {"offline/mix_ratio": ratio, "offline/usable_count": float(len(usable))}
-        super().begin(batch, sampling)
 
     def edit_requests(self, requests: list[GenerateRequest]) -> list[GenerateRequest]:
         """Without a threshold, leave out the last answer of chosen prompts."""
@@ -106,6 +105,7 @@ class MixCallback(OfflineCallback):
             self._replace(batch)
         injected = [r for group in batch.groups for r in group.responses if r.offline]
         batch.metrics["offline/injected_count"] = float(len(injected))
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def _replace(self, batch: StepBatch) -> None:
         failing = []

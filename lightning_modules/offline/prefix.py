@@ -29,7 +29,7 @@ class PrefixCallback(OfflineCallback):
             end token is left to the policy.
         spread: prefixes are shortened by a random part of up to this share, so that a step holds several lengths.
         answers: how many of a group's answers continue a prefix.
-        min_score: trajectories that score less are rejected; None = not asked.
+        min_score: see `OfflineCallback`.
         weighting: loss of the prefix's tokens (`weight: 0` masks them); None = the algorithm's own.
         seed: of the random lengths.
         trajectory_files: see `OfflineCallback`.
@@ -48,15 +48,13 @@ class PrefixCallback(OfflineCallback):
         trajectory_files: Sequence[str | Path] = (),
         require_tag: bool = True,
     ) -> None:
-        super().__init__(enable, weighting, trajectory_files, require_tag)
+        super().__init__(enable, weighting, min_score, trajectory_files, require_tag)
         if answers < 1:
             raise ValueError(f"answers={answers}: at least one answer of a group continues a prefix")
         self.share = as_share(share)
-        self.spread = check_share("spread", spread) or 0.0
+        self.spread = check_share("spread", spread)
         self.answers = answers
-        self.min_score = check_share("min_score", min_score)
         self.seed = seed
-        self._usable: dict[str, Trajectory] = {}
         self._prefixes: dict[tuple[int, int], tuple[Trajectory, int]] = {}
 
     def check(self, sampling: SamplingSpec) -> None:
@@ -67,13 +65,13 @@ class PrefixCallback(OfflineCallback):
 
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Decide which answers continue how many tokens."""
-        self._usable = self.good_trajectories(batch.prompts, self.min_score)
+        usable = self.good_trajectories(batch.prompts)
         self._prefixes = {}
         share = self.share(batch.rl_step)
         for index, prompt in enumerate(batch.prompts):
-            if prompt.uid not in self._usable:
+            if prompt.uid not in usable:
                 continue
-            trajectory = self._usable[prompt.uid]
+            trajectory = usable[prompt.uid]
             for k in range(sampling.n - self.answers, sampling.n):
                 shorter = self.spread * uniform(self.seed, batch.rl_step, f"{prompt.uid}|{k}")
                 length = round(max(0.0, share - shorter) * len(trajectory.token_ids))
@@ -84,7 +82,6 @@ class PrefixCallback(OfflineCallback):
         batch.metrics |= {"offline/prefix_share": share, "offline/prefixes_count": float(len(lengths))}
         if lengths:
             batch.metrics["offline/prefix_length"] = sum(lengths) / len(lengths)
-        super().begin(batch, sampling)
 
     def _cut(self, prompt: PreparedSample, trajectory: Trajectory, length: int) -> int:
         """The longest cut of at most `length` tokens whose text is tokenised to the same tokens again."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Equal for tokenizers that give every id the same token and split texts alike."""
+    """Equal for tokenizers that give every id the same token and merge tokens alike."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else {}
     # Truncation and padding are settings of a call, not of the vocabulary.
@@ -50,43 +49,41 @@ class Experience:
 
 
 class ReplayBuffer:
-    """The newest `capacity` experiences, at most `per_sample` of one sample; the oldest leave first.
+    """The newest experience of each sample, at most `capacity` of them; the oldest leave first.
 
     Args:
         capacity: most experiences.
-        per_sample: most experiences of one sample.
     """
 
-    def __init__(self, capacity: int, per_sample: int = 1) -> None:
-        if capacity < 1 or per_sample < 1:
-            raise ValueError(f"a replay buffer needs capacity={capacity} and per_sample={per_sample} of at least 1")
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"a replay buffer needs a capacity of at least 1, got {capacity}")
         self.capacity = capacity
-        self.per_sample = per_sample
-        self._items: deque[Experience] = deque()
+        self._items: dict[str, Experience] = {}
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, item: Experience) -> None:
         """Store `item`; what is too much leaves."""
-        same = [held for held in self._items if held.uid == item.uid]
-        for held in same[: len(same) + 1 - self.per_sample]:
-            self._items.remove(held)
-        self._items.append(item)
+        self._items.pop(item.uid, None)
+        self._items[item.uid] = item
         while len(self._items) > self.capacity:
-            self._items.popleft()
+            del self._items[next(iter(self._items))]
 
-    def newest(self, uid: str) -> Experience | None:
-        """The latest experience with a sample, or None."""
-        return next((item for item in reversed(self._items) if item.uid == uid), None)
+    def get(self, uid: str) -> Experience | None:
+        """The experience with a sample, or None."""
+        return self._items.get(uid)
 
-    def drop_older(self, step: int) -> None:
-        """Forget experiences from before `step`."""
-        self._items = deque(item for item in self._items if item.step >= step)
+    def drop(self, unwanted: Callable[[Experience], bool]) -> int:
+        """Forget the experiences that are `unwanted`; returns how many."""
+        before = len(self._items)
+        self._items = {uid: item for uid, item in self._items.items() if not unwanted(item)}
+        return before - len(self._items)
 
     def uids(self) -> list[str]:
-        """Samples in the buffer, in order of their oldest experience, each once."""
-        return list(dict.fromkeys(item.uid for item in self._items))
+        """Samples in the buffer, the oldest first."""
+        return list(self._items)
 
     def state(self) -> list[dict[str, Any]]:
         """Tensors and plain values."""
@@ -103,7 +100,7 @@ class ReplayBuffer:
                 "seed": item.response.seed,
                 "score": {**asdict(item.score), "parts": {str(k): float(v) for k, v in item.score.parts.items()}},
             }
-            for item in self._items
+            for item in self._items.values()
         ]
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
@@ -124,13 +121,12 @@ class ReplayBuffer:
 class ReplayCallback(OfflineCallback):
     """Keeps right answers and, in groups that fail, replaces the last answer by a kept one to the same prompt.
 
-    Each rank has its own buffer, saved with the checkpoint. On data that is seen once, `prompts_per_step` brings
-    prompts of kept answers back into the batch.
+    Each rank has its own buffer, saved with the checkpoint; on another number of ranks it starts empty. On data that is
+    seen once, `prompts_per_step` brings prompts of kept answers back into the batch.
 
     Args:
         enable: the switch.
-        capacity: most answers in a rank's buffer.
-        per_sample: most answers of one sample.
+        capacity: most answers in a rank's buffer, one of each sample.
         min_accuracy: answers from this accuracy on are kept.
         group_threshold: accuracy of the online group below which it gets a kept answer.
         max_age: RL steps after which an answer is forgotten; None = never.
@@ -145,7 +141,6 @@ class ReplayCallback(OfflineCallback):
         self,
         enable: bool = True,
         capacity: int = 1024,
-        per_sample: int = 1,
         min_accuracy: float = 1.0,
         group_threshold: float = 0.5,
         max_age: int | None = None,
@@ -156,7 +151,7 @@ class ReplayCallback(OfflineCallback):
         super().__init__(enable, weighting)
         if prompts_per_step < 0 or (max_age is not None and max_age < 1):
             raise ValueError(f"prompts_per_step={prompts_per_step} and max_age={max_age} must not be negative")
-        self.buffer = ReplayBuffer(capacity, per_sample)
+        self.buffer = ReplayBuffer(capacity)
         self.min_accuracy = check_share("min_accuracy", min_accuracy)
         self.group_threshold = check_share("group_threshold", group_threshold)
         self.max_age = max_age
@@ -175,7 +170,7 @@ class ReplayCallback(OfflineCallback):
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Bring prompts of kept answers back."""
         if self.max_age is not None:
-            self.buffer.drop_older(batch.rl_step - self.max_age)
+            self.buffer.drop(lambda held: held.step < batch.rl_step - self.max_age)
         present = {prompt.uid for prompt in batch.prompts}
         candidates = [uid for uid in self.buffer.uids() if uid not in present]
         candidates.sort(key=lambda uid: uniform(self.seed, batch.rl_step, uid))
@@ -193,7 +188,6 @@ class ReplayCallback(OfflineCallback):
                 batch.lost.append((uid, str(error)))
                 log.warning("replayed sample %s is lost in step %d: %s", uid, batch.rl_step, error)
         batch.metrics["replay/prompts_count"] = float(added)
-        super().begin(batch, sampling)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int
@@ -207,9 +201,10 @@ class ReplayCallback(OfflineCallback):
             if accuracy is None:
                 continue
             rows = zip(group.responses, batch.scores[place], strict=True)
-            right = [(r, s) for r, s in rows if s.accuracy >= self.min_accuracy]
-            kept += [(group.uid, *pair) for pair in right[: self.buffer.per_sample]]
-            held = self.buffer.newest(group.uid)
+            right = next(((r, s) for r, s in rows if s.accuracy >= self.min_accuracy), None)
+            if right is not None:
+                kept.append((group.uid, *right))
+            held = self.buffer.get(group.uid)
             if accuracy < self.group_threshold and held is not None:
                 edited = replace_last(group, batch.scores[place], held.response, held.score)
                 batch.groups[place], batch.scores[place] = edited
@@ -223,13 +218,18 @@ class ReplayCallback(OfflineCallback):
         }
         if replaced:
             batch.metrics["replay/age"] = age / replaced
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's buffer."""
         return {"tokenizer": self.fingerprint, "experiences": self.buffer.state()} if self.enable else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the buffer. Raises ValueError when its tokens belong to another tokenizer."""
+        """Restore the buffer, without answers beyond today's response limit.
+
+        Raises:
+            ValueError: its tokens belong to another tokenizer.
+        """
         if not self.enable:
             return
         if state_dict["tokenizer"] != self.fingerprint:
@@ -238,6 +238,9 @@ class ReplayCallback(OfflineCallback):
                 f"{self.fingerprint or '(none yet)'}: resume with the same model, or start anew with resume=never"
             )
         self.buffer.load_state(state_dict["experiences"])
+        limit = self.sampling.max_tokens
+        if dropped := self.buffer.drop(lambda held: len(held.response.token_ids) > limit):
+            log.warning("%d replayed answers are longer than max_tokens=%d: forgotten", dropped, limit)
 
 
 def _as_offline(response: Response) -> Response:

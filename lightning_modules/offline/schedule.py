@@ -20,9 +20,8 @@ class Share:
     """
 
     def __init__(self, start: float, end: float | None = None, steps: int = 0) -> None:
-        for name, value in (("start", start), ("end", start if end is None else end)):
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}={value} is a share between 0 and 1")
+        check_share("start", start)
+        optional_share("end", end)
         if steps < 0 or (end is not None and end != start and steps < 1):
             raise ValueError(f"steps={steps}: a share that moves from {start} to {end} needs at least one step")
         self.start = float(start)
@@ -38,7 +37,7 @@ class Share:
 
 def as_share(value: float | Share) -> Share:
     """`value` as a schedule; a number is a constant one."""
-    return value if isinstance(value, Share) else Share(float(value))
+    return value if isinstance(value, Share) else Share(value)
 
 
 def uniform(seed: int, step: int, uid: str) -> float:
@@ -47,8 +46,13 @@ def uniform(seed: int, step: int, uid: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def check_share(name: str, value: float | None) -> float | None:
-    """`value`, when it is None or lies in [0, 1]; else ValueError."""
-    if value is not None and not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name}={value} is out of range: use a value between 0 and 1, or null to switch it off")
+def check_share(name: str, value: float) -> float:
+    """`value`, when it is a number in [0, 1]; else ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name}={value} is out of range: a number between 0 and 1 is expected")
     return value
+
+
+def optional_share(name: str, value: float | None) -> float | None:
+    """The same for an option that None switches off."""
+    return None if value is None else check_share(name, value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from datamodules.types import StepBatch
 from lightning_modules.offline.base import OfflineCallback, online_accuracy
-from lightning_modules.offline.schedule import check_share
+from lightning_modules.offline.schedule import optional_share
 from rewards.base import Score
 from rollout.types import RolloutGroup
 
@@ -39,7 +39,7 @@ class SFTInterleaveCallback(OfflineCallback):
         enable: the switch.
         every: period in RL steps.
         group_threshold: only prompts whose online accuracy is below it; None = all prompts with a trajectory.
-        min_score: trajectories that score less are rejected; None = not asked.
+        min_score: see `OfflineCallback`.
         trajectory_files: see `OfflineCallback`.
         require_tag: see `OfflineCallback`.
     """
@@ -53,12 +53,11 @@ class SFTInterleaveCallback(OfflineCallback):
         trajectory_files: Sequence[str | Path] = (),
         require_tag: bool = True,
     ) -> None:
-        super().__init__(enable, None, trajectory_files, require_tag)
+        super().__init__(enable, None, min_score, trajectory_files, require_tag)
         if every < 1:
             raise ValueError(f"every={every}: a period of at least one RL step")
         self.every = every
-        self.group_threshold = check_share("group_threshold", group_threshold)
-        self.min_score = check_share("min_score", min_score)
+        self.group_threshold = optional_share("group_threshold", group_threshold)
         self._updater: PolicyUpdater | None = None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -69,9 +68,8 @@ class SFTInterleaveCallback(OfflineCallback):
         self._updater = supervised_updater(pl_module.updater())
 
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
-        """Count rejections."""
-        self.good_trajectories(batch.prompts, self.min_score)
-        super().begin(batch, sampling)
+        """Read the trajectories, so that the step counts those that are rejected."""
+        self.good_trajectories(batch.prompts)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
@@ -94,7 +92,7 @@ class SFTInterleaveCallback(OfflineCallback):
     def targets(self, batch: StepBatch) -> StepBatch:
         """The trajectories to learn from, in the form of a scored batch."""
         prompts = self._prompts(batch)
-        usable = self.good_trajectories(prompts, self.min_score)
+        usable = self.good_trajectories(prompts)
         chosen = [prompt for prompt in prompts if prompt.uid in usable]
         return StepBatch(
             prompts=chosen,

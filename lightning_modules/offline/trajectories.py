@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from datamodules.records import read_records
 from rewards.extract.sections import read_answer
 from rollout.types import Response
 
@@ -25,13 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reason = Literal[
-    "empty", "no_answer", "placeholder", "wrong_template", "too_long", "unknown_sample", "logprobs", "score"
+    "not_text", "empty", "no_answer", "placeholder", "wrong_template", "too_long", "unknown_sample", "logprobs", "score"
 ]
 
 # Turn and sequence markers of the usual chat formats; none of them belongs inside an answer.
 _CHAT_MARKUP = re.compile(
-    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|user|assistant|system|end)\|>"
-    r"|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|user|assistant|system|end"
+    r"|start|channel|message|return|header_start|header_end|eot)\|>"
+    r"|<｜[^｜>]{1,40}｜>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
 )
 
 
@@ -62,32 +61,6 @@ class RejectedError(ValueError):
     def __init__(self, uid: str, reason: Reason, detail: str) -> None:
         super().__init__(f"offline trajectory of sample {uid} rejected ({reason}): {detail}")
         self.uid, self.reason, self.detail = uid, reason, detail
-
-
-@dataclass
-class Rejections:
-    """What was rejected and why, each trajectory once."""
-
-    items: dict[str, tuple[Reason, str]] = field(default_factory=dict)
-    """uid -> (reason, detail)."""
-    fresh: int = 0
-    """Rejections since the last `metrics`."""
-
-    def add(self, error: RejectedError) -> None:
-        """Count and say it, unless the id is known already."""
-        if error.uid not in self.items:
-            self.items[error.uid] = (error.reason, error.detail)
-            self.fresh += 1
-            log.warning("%s", error)
-
-    def counts(self) -> Counter:
-        """Rejections by reason."""
-        return Counter(reason for reason, _ in self.items.values())
-
-    def metrics(self) -> dict[str, float]:
-        """Rejections since the last call, for this step's log."""
-        fresh, self.fresh = self.fresh, 0
-        return {"offline/rejected_count": float(fresh)}
 
 
 @dataclass(frozen=True)
@@ -131,15 +104,23 @@ class TrajectoryReader:
         self.templates = templates
         self.limits = limits
         self.more = dict(more or {})
-        self.rejections = Rejections()
+        self.rejected: dict[str, tuple[Reason, str]] = {}
+        """uid -> (reason, detail) of every trajectory that was refused."""
         self._placeholders = self.tokenizer.convert_ids_to_tokens(list(limits.banned_ids))
         self._known: dict[str, Trajectory | None] = {}
 
     def check_samples(self, uids: Iterable[str]) -> None:
         """Reject entries of `more` whose sample is not among `uids`."""
-        known = set(uids)
-        for uid in sorted(set(self.more) - known):
-            self.rejections.add(RejectedError(uid, "unknown_sample", "no training sample has this id"))
+        unknown = sorted(set(self.more) - set(uids))
+        self.rejected |= dict.fromkeys(unknown, ("unknown_sample", "no training sample has this id"))
+        if unknown:
+            log.warning(
+                "%d of %d offline trajectories rejected (unknown_sample): no training sample has the id %s%s",
+                len(unknown),
+                len(self.more),
+                ", ".join(unknown[:10]),
+                " ..." if len(unknown) > 10 else "",
+            )
 
     def get(self, prompt: PreparedSample) -> Trajectory | None:
         """The sample's trajectory; None when it has none or the one it has was rejected."""
@@ -151,9 +132,11 @@ class TrajectoryReader:
         return self._known[prompt.uid]
 
     def reject(self, error: RejectedError) -> None:
-        """Never give out this trajectory (again)."""
+        """Never give out this trajectory (again); said once."""
         self._known[error.uid] = None
-        self.rejections.add(error)
+        if error.uid not in self.rejected:
+            self.rejected[error.uid] = (error.reason, error.detail)
+            log.warning("%s", error)
 
     def _read(self, prompt: PreparedSample) -> Trajectory | None:
         sample = prompt.sample
@@ -161,9 +144,9 @@ class TrajectoryReader:
         entry = self.more.get(prompt.uid, own)
         if entry.get("offline_output") is None:
             return None
-        return self.tokenise(prompt, str(entry["offline_output"]), entry.get("offline_logprobs"))
+        return self.tokenise(prompt, entry["offline_output"], entry.get("offline_logprobs"))
 
-    def tokenise(self, prompt: PreparedSample, text: str, logprobs: Sequence[float] | None = None) -> Trajectory:
+    def tokenise(self, prompt: PreparedSample, text: Any, logprobs: Any = None) -> Trajectory:
         """The tokens that the policy would have to sample to give this answer.
 
         Raises:
@@ -171,10 +154,8 @@ class TrajectoryReader:
         """
         import numpy as np
 
-        uid, end = prompt.uid, self.tokenizer.eos_token
-        text = text.strip().removesuffix(end).strip()
-        self._check_text(uid, text)
-        text, turn = self._assistant_turn(prompt, text)
+        uid = prompt.uid
+        text, turn = self._assistant_turn(prompt, self._checked_text(uid, text))
         ids = self.tokenizer(turn, add_special_tokens=False)["input_ids"]
         if self.limits.stop_ids and ids[-1] not in self.limits.stop_ids:
             raise RejectedError(uid, "wrong_template", f"its last token {ids[-1]} does not end a response")
@@ -187,7 +168,15 @@ class TrajectoryReader:
         values = self._logprobs(uid, logprobs, len(ids))
         return Trajectory(uid, text, np.asarray(ids, dtype=np.int32), values)
 
-    def _check_text(self, uid: str, text: str) -> None:
+    def _checked_text(self, uid: str, text: Any) -> str:
+        """The text without space and end token around it."""
+        if not isinstance(text, str):
+            raise RejectedError(uid, "not_text", f"it is {type(text).__name__}, not text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RejectedError(uid, "not_text", "it holds half of a surrogate pair, which is no character") from error
+        text = text.strip().removesuffix(self.tokenizer.eos_token).strip()
         if not text:
             raise RejectedError(uid, "empty", "it has no text")
         for token in self._placeholders:
@@ -203,26 +192,26 @@ class TrajectoryReader:
             raise RejectedError(uid, "no_answer", "its thinking never ends")
         if not answer.text or (self.limits.require_tag and not answer.tagged):
             raise RejectedError(uid, "no_answer", "it holds no <answer>...</answer> with content")
+        return text
 
     def _assistant_turn(self, prompt: PreparedSample, text: str) -> tuple[str, str]:
-        """What the policy says behind the generation prompt, without and with the template's end token."""
+        """What the policy says behind the generation prompt, without and with the end token."""
         end = self.tokenizer.eos_token
-        reply = {"role": "assistant", "content": [{"type": "text", "text": text}]}
-        messages = [*self.templates.messages(prompt.sample), reply]
+        messages = [*self.templates.messages(prompt.sample), {"role": "assistant", "content": text}]
         rendered = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
         if not rendered.startswith(prompt.prompt_text):
             detail = "the chat template renders the conversation differently with it than without it"
             raise RejectedError(prompt.uid, "wrong_template", detail)
         turn = rendered[len(prompt.prompt_text) :]
-        head, found, _ = turn.rpartition(end)
+        head = turn.rpartition(end)[0] if end in turn else turn  # some templates write none behind an answer
         dropped = text.removesuffix(head.strip())
         # Thinking may be opened by the prompt. Anything else that a template rewrites could never have been said.
         opened = not dropped.strip() or prompt.prompt_text.rstrip().endswith(dropped.strip())
-        if not found or not text.endswith(head.strip()) or not opened:
+        if not text.endswith(head.strip()) or not opened:
             raise RejectedError(prompt.uid, "wrong_template", f"the chat template turns it into {turn[:80]!r}")
         return head.strip(), head + end
 
-    def _logprobs(self, uid: str, values: Sequence[float] | None, length: int) -> np.ndarray:
+    def _logprobs(self, uid: str, values: Any, length: int) -> np.ndarray:
         import numpy as np
 
         if values is None:
@@ -230,32 +219,42 @@ class TrajectoryReader:
                 detail = "this weighting needs offline_logprobs, which the record lacks"
                 raise RejectedError(uid, "logprobs", detail)
             return np.full(length, np.nan, dtype=np.float32)
-        if len(values) != length:
-            detail = f"{len(values)} offline_logprobs for {length} tokens (end token included)"
+        try:
+            with np.errstate(over="ignore"):
+                result = np.asarray(values, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError):
+            result = np.full(length, np.nan, dtype=np.float32)
+        if result.ndim == 1 and len(result) != length:
+            detail = f"{len(result)} offline_logprobs for {length} tokens (end token included)"
             raise RejectedError(uid, "logprobs", detail)
-        if not all(isinstance(v, (int, float)) and math.isfinite(v) and v <= 0 for v in values):
+        if result.ndim != 1 or not (np.isfinite(result) & (result <= 0)).all():
             raise RejectedError(uid, "logprobs", "offline_logprobs must be finite numbers of at most 0")
-        return np.asarray(values, dtype=np.float32)
+        return result
 
 
-def read_trajectory_files(files: Sequence[str | Path]) -> dict[str, dict[str, Any]]:
-    """Read JSON lines {"uid", "offline_output", optional "offline_logprobs"}; `uid` is `<data_source>:<problem_id>`.
+def read_trajectory_files(files: Sequence[str | Path] | str) -> dict[str, dict[str, Any]]:
+    """Read records {"uid", "offline_output", optional "offline_logprobs"}; `uid` is `<data_source>:<problem_id>`.
+
+    The formats are those of annotation files (`read_records`), usually JSON lines.
 
     Raises:
-        ValueError: a line is no such object, or an id comes twice.
+        ValueError: a file cannot be read, a record is no such object, or an id comes twice.
     """
     result: dict[str, dict[str, Any]] = {}
-    for file in files:
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-                uid = str(entry["uid"])
-                text = entry["offline_output"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{file}:{number}: no trajectory with uid and offline_output ({error!r})") from error
+    for file in [files] if isinstance(files, (str, Path)) else files:
+        for number, entry in _records(file):
+            if not isinstance(entry, Mapping) or not {"uid", "offline_output"} <= entry.keys():
+                raise ValueError(f"{file}:{number}: no trajectory with uid and offline_output ({str(entry)[:80]!r})")
+            uid, text = str(entry["uid"]), entry["offline_output"]
             if uid in result:
                 raise ValueError(f"{file}:{number}: a second trajectory for sample {uid}")
-            result[uid] = {"offline_output": text or "", "offline_logprobs": entry.get("offline_logprobs")}
+            logprobs = entry.get("offline_logprobs")
+            result[uid] = {"offline_output": "" if text is None else text, "offline_logprobs": logprobs}
     return result
+
+
+def _records(file: str | Path) -> list[tuple[int, Any]]:
+    try:
+        return list(read_records(Path(file)))
+    except ValueError as error:
+        raise ValueError(f"trajectory_files: {error}") from error

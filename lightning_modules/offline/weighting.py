@@ -32,10 +32,13 @@ class OffPolicyWeighting(ABC):
         """Loss [R] of every token as if it were off-policy; `on_policy` [R] is the algorithm's own."""
 
     def __call__(self, batch: TokenBatch, result: TokenLoss) -> TokenLoss:
-        """`result` with the off-policy tokens' losses replaced; the algorithm's diagnostics cover the others only."""
-        off = batch.off_policy
-        loss = torch.where(off, self.weight * self.token_loss(batch, result.loss), result.loss)
-        return TokenLoss(loss, {name: value * ~off for name, value in result.diagnostics.items()})
+        """`result` with the off-policy tokens' losses replaced."""
+        loss = torch.where(batch.off_policy, self.weight * self.token_loss(batch, result.loss), result.loss)
+        return TokenLoss(loss, self.diagnostics(batch, result))
+
+    def diagnostics(self, batch: TokenBatch, result: TokenLoss) -> dict[str, torch.Tensor]:
+        """The algorithm's diagnostics, of the tokens whose loss is its own."""
+        return {name: value * ~batch.off_policy for name, value in result.diagnostics.items()}
 
 
 class AsOnPolicy(OffPolicyWeighting):
@@ -44,6 +47,10 @@ class AsOnPolicy(OffPolicyWeighting):
     def token_loss(self, batch: TokenBatch, on_policy: torch.Tensor) -> torch.Tensor:
         """The algorithm's loss."""
         return on_policy
+
+    def diagnostics(self, batch: TokenBatch, result: TokenLoss) -> dict[str, torch.Tensor]:
+        """All of the algorithm's."""
+        return dict(result.diagnostics)
 
 
 class ClippedRatio(OffPolicyWeighting):
