@@ -8,9 +8,10 @@ Chosen by configuration, for example:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class CurriculumOrder:
         epochs: int | None = None,
     ) -> None:
         known = {sample.uid: sample.extra.get(key) for sample in samples} if rates_file is None else _rates(rates_file)
-        missing = [sample.uid for sample in samples if not isinstance(known.get(sample.uid), (int, float))]
+        missing = [sample.uid for sample in samples if not _is_number(known.get(sample.uid))]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(samples)} samples have no number {key!r}, for example {missing[0]}"
@@ -74,11 +75,20 @@ class CurriculumOrder:
         return np.concatenate(shuffled).astype(np.int64)
 
 
-def _rates(file: str) -> dict[str, float]:
+def _rates(file: str) -> dict[str, Any]:
     try:
-        return json.loads(Path(file).read_text(encoding="utf-8"))
+        rates = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"no pass rates at {file}: measure them with scripts/filter_by_pass_rate.py") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(rates, dict):
+        raise ValueError(f"{file} holds no object of sample ids and pass rates")
+    return rates
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class LengthGroupedOrder:

@@ -5,28 +5,20 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lightning_modules.launch.config import ConfigError, compose
-from lightning_modules.launch.processes import die_with_parent
-from lightning_modules.launch.training import configure_logging
+from scripts.build_tiny_assets import log, main
 
-log = logging.getLogger("assets")
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-def main(overrides: list[str]) -> int:
-    """Build model and data under `assets_dir`; returns the exit code."""
-    die_with_parent()
-    configure_logging()
-    try:
-        config = compose("train", overrides)
-    except ConfigError as error:
-        log.error("error: %s", error)
-        return 2
+def build_cold_start(config: DictConfig) -> None:
+    """Model and data of the cold start."""
     from datamodules.cold_start import build_cold_start_dataset, cold_start_corpus
     from datamodules.prepare import load_processor
     from datamodules.synthetic import synthetic_corpus
@@ -42,8 +34,7 @@ def main(overrides: list[str]) -> int:
         return len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 1  # and the end token
 
     log.info("data: %s", build_cold_start_dataset(folder / "data", seed=int(config.seed), num_tokens=num_tokens))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], build_cold_start))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -15,11 +17,14 @@ from lightning_modules.launch.config import ConfigError, compose
 from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 log = logging.getLogger("assets")
 
 
-def main(overrides: list[str]) -> int:
-    """Build model and data under `assets_dir`; returns the exit code."""
+def main(overrides: list[str], build: Callable[[DictConfig], None]) -> int:
+    """Let `build` do its work under `assets_dir`; returns the exit code."""
     die_with_parent()
     configure_logging()
     try:
@@ -27,6 +32,12 @@ def main(overrides: list[str]) -> int:
     except ConfigError as error:
         log.error("error: %s", error)
         return 2
+    build(config)
+    return 0
+
+
+def build_demo(config: DictConfig) -> None:
+    """Data and model of the laptop demo."""
     from datamodules.synthetic import build_synthetic_dataset, synthetic_corpus
     from lightning_modules.tiny import build_tiny_model
 
@@ -35,8 +46,7 @@ def main(overrides: list[str]) -> int:
     log.info("data: %s", data)
     model = build_tiny_model(folder / "init", synthetic_corpus(), seed=int(config.seed))
     log.info("model: %s", model)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], build_demo))

@@ -9,23 +9,22 @@ with its `pass_rate`, as an annotation file.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.files import write_json, write_lines
+from datamodules.records import read_records
 from lightning_modules.launch.config import ConfigError, build, compose
 from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging, set_threads
 
 if TYPE_CHECKING:
-    from datamodules.types import Sample
     from eval.types import EvalRecord
 
 log = logging.getLogger("pass_rate")
@@ -49,24 +48,25 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         config = compose("train", options.overrides)
-        rates, samples = measure(config, options.k, options.right)
+        files = config.data.train_files
+        # Read first: what is wrong with the records is no news for after the measurement.
+        records = [] if options.keep is None else named_records([files] if isinstance(files, str) else files)
+        rates = measure(config, options.k, options.right)
     except ConfigError as error:
         log.error("error: %s", error)
         return 2
     out = options.out or Path(config.assets_dir) / f"seed{config.seed}" / "pass_rates.json"
     write_json(out, rates)
-    kept = {uid for uid, rate in rates.items() if options.min_rate < rate < options.max_rate}
+    between = {uid: rate for uid, rate in rates.items() if options.min_rate < rate < options.max_rate}
     if options.keep is not None:
-        files = config.data.train_files
-        records = kept_records([files] if isinstance(files, str) else files, samples, rates, kept)
-        write_lines(options.keep, records)
+        write_lines(options.keep, kept_records(records, between))
     mean = sum(rates.values()) / max(1, len(rates))
-    log.info("%d samples, mean pass rate %.3f, %d between the bounds: %s", len(rates), mean, len(kept), out)
+    log.info("%d samples, mean pass rate %.3f, %d between the bounds: %s", len(rates), mean, len(between), out)
     return 0
 
 
-def measure(config: Any, k: int, right: float) -> tuple[dict[str, float], list[Sample]]:
-    """Pass rate per sample id, and the samples; failed items count as wrong. Each batch is prepared once."""
+def measure(config: Any, k: int, right: float) -> dict[str, float]:
+    """Pass rate per sample id; failed items count as wrong. Each batch is prepared once."""
     from eval.heldout import complete, evaluate_batches
     from rollout.callback import resolve_sampling
 
@@ -91,7 +91,7 @@ def measure(config: Any, k: int, right: float) -> tuple[dict[str, float], list[S
     finally:
         engine.close()
         router.close()
-    return pass_rates([complete(records, samples) for records in found], right), samples
+    return pass_rates([complete(records, samples) for records in found], right)
 
 
 def pass_rates(rounds: Iterable[Sequence[EvalRecord]], right: float) -> dict[str, float]:
@@ -103,26 +103,29 @@ def pass_rates(rounds: Iterable[Sequence[EvalRecord]], right: float) -> dict[str
     return {uid: sum(hits) / len(hits) for uid, hits in values.items()}
 
 
-def kept_records(
-    files: Sequence[str], samples: Sequence[Sample], rates: dict[str, float], kept: set[str]
-) -> list[dict[str, Any]]:
-    """The original records of the samples in `kept`, each with its `pass_rate`.
+def named_records(files: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """(sample id, record as it stands in the file) of all annotation files.
 
     Raises:
-        ConfigError: a file is not JSON lines, or its records have no `problem_id` to be found by.
+        ConfigError: a file cannot be read, or a record has no `problem_id` to be found by.
     """
-    known = {sample.uid for sample in samples}
-    records = []
+    named = []
     for file in files:
-        for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                record = json.loads(line)
-                uid = f"{record.get('data_source') or Path(file).name.split('.')[0]}:{record['problem_id']}"
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ConfigError(f"--keep reads JSON lines with problem_id; {file}:{number}: {error!r}") from error
-            if uid in known & kept:
-                records.append({**record, "pass_rate": rates[uid]})
-    return records
+        try:
+            rows = list(read_records(Path(file)))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        for line, record in rows:
+            identifier = record.get("problem_id") if isinstance(record, dict) else None
+            if identifier in (None, ""):
+                raise ConfigError(f"--keep finds records by their problem_id; {file}:{line} has none")
+            named.append((f"{record.get('data_source') or Path(file).name.split('.')[0]}:{identifier}", record))
+    return named
+
+
+def kept_records(named: Iterable[tuple[str, dict[str, Any]]], rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The records of the samples in `rates`, each with its `pass_rate`."""
+    return [{**record, "pass_rate": rates[uid]} for uid, record in named if uid in rates]
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ import torch
 from policy_helpers import load_processor, make_batch
 from test_policy_grpo import token_batch
 from test_policy_update import make_module
+from train_helpers import run
 
 from datamodules.cold_start import build_cold_start_dataset
 from datamodules.sampling import positions
 from eval.types import EvalRecord
-from lightning_modules.launch.config import build, compose
+from lightning_modules.launch.config import ConfigError, build, compose
 from rewards.temporal_grounding import TemporalGrounding
-from scripts.filter_by_pass_rate import kept_records, pass_rates
+from scripts.filter_by_pass_rate import kept_records, named_records, pass_rates
 
 RIGHT = "<answer>[1, 2]</answer>"
 
@@ -77,6 +78,14 @@ def test_a_curriculum_goes_from_high_to_low_pass_rates(tmp_path):
     file.write_text(json.dumps(dict(list(rates.items())[1:])))
     with pytest.raises(ValueError, match=r"1 of 20 samples have no number .*cold_start:train-0"):
         order(*chosen)
+    for content, message in (
+        (json.dumps({**rates, "cold_start:train-0": float("nan")}), "1 of 20 samples have no number"),
+        (json.dumps(list(rates.items())), "holds no object of sample ids and pass rates"),
+        ('{"cold_start:train-0": ', r"pass_rates\.json is not JSON"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            order(*chosen)
     file.unlink()
     with pytest.raises(ValueError, match="measure them with scripts/filter_by_pass_rate"):
         order(*chosen)
@@ -140,16 +149,34 @@ def test_pass_rates_and_what_is_kept(tmp_path):
     ]
     rates = pass_rates(rounds, right=0.5)
     assert rates == {"cold_start:train-0": pytest.approx(2 / 3), "cold_start:train-1": 0.0}
+    # Records are found by the ids that the data module gives them, in every format that it reads.
     folder = build_cold_start_dataset(tmp_path, train_count=2, val_count=1)
-    data = build(cold_config(folder).data, model_path="unused")
+    lines = (folder / "cold_train.jsonl").read_text().splitlines()
+    odd = {**json.loads(lines[0]), "problem_id": 7, "data_source": "", "problem": "a\u2028b"}
+    array = folder / "odd.v2.json"
+    array.write_text(json.dumps([odd], ensure_ascii=False))
+    files = [str(folder / "cold_train.jsonl"), str(array)]
+    named = named_records(files)
+    data = build(cold_config(folder, f"data.train_files=[{','.join(files)}]").data, model_path="unused")
     data.setup()
-    kept = kept_records([str(folder / "cold_train.jsonl")], data.train_samples, rates, {"cold_start:train-0"})
-    assert [(r["problem_id"], r["pass_rate"]) for r in kept] == [("train-0", pytest.approx(2 / 3))]
-    assert kept[0]["offline_output"].startswith("<answer>"), "the records stay as they were"
+    assert [uid for uid, _ in named] == [sample.uid for sample in data.train_samples]
+    kept = kept_records(named, {"odd:7": 0.5, "cold_start:train-0": 2 / 3})
+    assert kept == [{**json.loads(lines[0]), "pass_rate": 2 / 3}, {**odd, "pass_rate": 0.5}]
+    array.write_text(json.dumps([{**odd, "problem_id": ""}]))
+    with pytest.raises(ConfigError, match=r"problem_id; .*odd\.v2\.json:1 has none"):
+        named_records(files)
+    with pytest.raises(ConfigError, match=r"gone\.jsonl does not exist"):
+        named_records(["gone.jsonl"])
+
+
+def test_what_is_wrong_with_the_records_is_said_before_anything_is_measured(tmp_path):
+    file = build_cold_start_dataset(tmp_path, train_count=1, val_count=1) / "cold_train.jsonl"
+    file.write_text(file.read_text().replace('"problem_id"', '"id"'))
+    arguments = ("experiment=tiny_cpu", f"data.train_files=[{file}]", "model.path=nowhere", f"--keep={tmp_path}/kept")
+    assert "cold_train.jsonl:1 has none" in run(*arguments, script="scripts/filter_by_pass_rate.py", check=2)
 
 
 def test_offline_settings_compose_and_say_what_is_wrong():
-    from lightning_modules.launch.config import ConfigError
     from lightning_modules.offline.weighting import ClippedRatio, Shaped
 
     assert not compose("train", ["experiment=tiny_cpu"]).callbacks.offline
