@@ -78,3 +78,18 @@ def test_mixing_leaves_the_cold_start_and_plain_grpo_does_not(assets, seed):
     assert max(plain["held_out"].values()) < 0.02
     assert max(plain["online"].values()) < 0.02
     assert mixed["held_out"][60] >= 0.8
+
+
+@pytest.mark.slow
+def test_the_bench_keeps_finished_runs_of_the_same_settings_only(assets):
+    out = assets / "again"
+    left = out / "runs" / "grpo_seed0"  # as an interrupted run leaves it
+    left.mkdir(parents=True)
+    (left / "status.json").write_text('{"state": "running"}')
+    (left / "metrics.csv").write_text("step,val/accuracy_mean\n0,0.9\n")
+    first = bench_run("grpo", 0, out, ["max_steps=1", "data.rollout_batch_size=4"])
+    assert first["held_out"][0] < 0.02
+    assert list(first["online"]) == [1]
+    assert bench_run("grpo", 0, out, ["max_steps=1", "data.rollout_batch_size=4"]) == first
+    second = bench_run("grpo", 0, out, ["max_steps=2", "data.rollout_batch_size=4"])
+    assert list(second["online"]) == [1, 2]

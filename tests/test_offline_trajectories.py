@@ -172,6 +172,27 @@ def test_many_unknown_samples_are_one_line(processor, caplog):
     assert line.endswith("gone:09 ...")
 
 
+def test_thinking_that_the_prompt_opens_is_said_as_the_template_sets_it(processor):
+    thinking = copy.deepcopy(processor)  # the form of Qwen3.5's
+    thinking.chat_template = (
+        "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' -}}{%- if message.role == 'user' -%}"
+        "{%- for part in message.content -%}{{- part.text -}}{%- endfor -%}{%- else -%}"
+        "{%- set parts = message.content.split('</think>') -%}"
+        "{%- set thought = parts[0].split('<think>')[-1].strip() if parts | length > 1 else '' -%}"
+        "{{- '<think>\\n' + thought + '\\n</think>\\n\\n' + parts[-1].strip() -}}{%- endif -%}{{- '<|im_end|>\\n' -}}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}"
+    )
+    said = "red\n</think>\n\n<answer>yes</answer>"
+    for text in (f"<think>\n{said}", said, "<think>red</think><answer>yes</answer>"):
+        found = reader(thinking, max_tokens=40).get(prompt(thinking, "a:1", text))
+        assert found.text == said
+        assert thinking.tokenizer.decode(found.token_ids) == said + "<|im_end|>"
+    for text in ("<answer>yes</answer>", "First <think>red</think><answer>yes</answer>"):
+        read = reader(thinking, max_tokens=40)
+        assert read.get(prompt(thinking, "a:1", text)) is None
+        assert read.rejected["a:1"][0] == "wrong_template"
+
+
 def test_a_template_without_an_end_token_gets_the_tokenizers(processor):
     glm = copy.deepcopy(processor)  # the form of GLM-4.1V's: parts for users only, nothing behind an answer
     glm.chat_template = (

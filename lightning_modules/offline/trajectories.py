@@ -204,10 +204,10 @@ class TrajectoryReader:
             raise RejectedError(prompt.uid, "wrong_template", detail)
         turn = rendered[len(prompt.prompt_text) :]
         head = turn.rpartition(end)[0] if end in turn else turn  # some templates write none behind an answer
-        dropped = text.removesuffix(head.strip())
-        # Thinking may be opened by the prompt. Anything else that a template rewrites could never have been said.
-        opened = not dropped.strip() or prompt.prompt_text.rstrip().endswith(dropped.strip())
-        if not text.endswith(head.strip()) or not opened:
+        # A template may set its own space around thinking, and the prompt may open it. Anything else that a template
+        # rewrites could never have been said.
+        said, meant, asked = ("".join(part.split()) for part in (head, text, prompt.prompt_text))
+        if not meant.endswith(said) or not asked.endswith(meant.removesuffix(said)):
             raise RejectedError(prompt.uid, "wrong_template", f"the chat template turns it into {turn[:80]!r}")
         return head.strip(), head + end
 

@@ -10,6 +10,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -44,20 +45,23 @@ def train(script: str, *overrides: str) -> None:
 
 
 def run(row: str, seed: int, out: Path, extra: list[str]) -> dict:
-    """Train one row with one seed (unless it is there) and read its curve."""
+    """Train one row with one seed (unless it is there with these settings) and read its curve."""
     folder = out / "runs" / f"{row}_seed{seed}"
     common = [f"seed={seed}", f"assets_dir={out}/assets"]
-    finished = folder / "seconds.txt"
-    if not finished.is_file():
+    finished, settings = folder / "finished.json", [*ROWS[row][1], *extra]
+    done = json.loads(finished.read_text()) if finished.is_file() else {}
+    if done.get("settings") != settings:
+        shutil.rmtree(folder, ignore_errors=True)
         train("scripts/build_mix_assets.py", *common)
         started = time.monotonic()
-        train("train.py", *common, *ROWS[row][1], f"run_dir={folder}", "resume=never", *extra)
-        finished.write_text(f"{time.monotonic() - started:.1f}")
+        train("train.py", *common, *settings, f"run_dir={folder}", "resume=never")
+        done = {"settings": settings, "seconds": round(time.monotonic() - started, 1)}
+        finished.write_text(json.dumps(done))
     with (folder / "metrics.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     curve = {int(line["step"]): float(line["val/accuracy_mean"]) for line in lines if line.get("val/accuracy_mean")}
     online = {int(line["step"]): float(line["online/accuracy"]) for line in lines if line.get("online/accuracy")}
-    return {"row": row, "seed": seed, "held_out": curve, "online": online, "seconds": float(finished.read_text())}
+    return {"row": row, "seed": seed, "held_out": curve, "online": online, "seconds": done["seconds"]}
 
 
 def first_above(curve: dict[int, float], level: float) -> int | None:
