@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -109,6 +111,26 @@ def test_a_trajectory_without_a_verdict_does_not_mask_its_group(processor):
     batch = StepBatch([prompt(processor, "a:0", YES)])
     assert len(step(callback, processor, batch, "no", [0.0])) == 4, "n own answers"
     assert callback.reader.rejected["a:0"] == ("score", "error: the gold answer cannot be read")
+
+
+def test_scorers_that_hang_cost_one_waiting_time_together(processor):
+    class Hanging(OCR):
+        lane = "thread"
+
+        def judge(self, query, answer):
+            released.wait(20)
+            return super().judge(query, answer)
+
+    released = threading.Event()
+    callback = ready(MixCallback(), processor)
+    callback._router, callback._score_timeout = RewardRouter(routes={"ocr": Hanging()}), 0.5
+    batch = StepBatch([prompt(processor, f"a:{i}", YES) for i in range(5)])
+    began = time.monotonic()
+    callback.begin(batch, callback.sampling)
+    assert time.monotonic() - began < 2, "not 0.5 s for each of the five"
+    assert {reason for _, reason in callback.reader.rejected.values()} == {"timeout: no verdict within 0.5 s"}
+    released.set()
+    callback._router.close()
 
 
 def test_the_ratio_chooses_that_share_of_prompts_and_moves(processor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,11 +135,10 @@ class OfflineCallback(L.Callback):
             trajectory = self.reader.get(prompt)
             if trajectory is not None and prompt.uid not in self._scores and prompt.uid not in pending:
                 pending[prompt.uid] = submit_response(self._router, prompt.sample, trajectory.response())
+        wait(pending.values(), timeout=self._score_timeout)
+        late = Score(0.0, 0.0, 0.0, status="timeout", reason=f"no verdict within {self._score_timeout:g} s")
         for uid, future in pending.items():
-            try:
-                score = future.result(timeout=self._score_timeout)
-            except TimeoutError:
-                score = Score(0.0, 0.0, 0.0, status="timeout", reason=f"no verdict within {self._score_timeout:g} s")
+            score = future.result() if future.done() else late
             if not score.has_verdict:
                 self.reader.reject(RejectedError(uid, "score", f"{score.status}: {score.reason}"))
                 continue
