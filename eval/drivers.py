@@ -19,7 +19,16 @@ def make_async(
     deadline_s: float = 1800.0,
     restarts: int = 2,
 ) -> AsyncDriver:
-    """Engines of this machine behind one queue; see `AsyncDriver`."""
+    """Engines of this machine behind one queue; see `AsyncDriver`.
+
+    Raises:
+        ValueError: several engines would share one GPU.
+    """
+    if replicas > 1:
+        import torch
+
+        if torch.cuda.is_available():
+            raise ValueError(f"driver.replicas={replicas}: all would use the same GPU; driver=ray gives each its own")
     return AsyncDriver([engine] * replicas, max_in_flight, deadline_s, restarts)
 
 

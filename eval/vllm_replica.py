@@ -58,7 +58,7 @@ class AsyncLLMReplica:
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
         limit_images: int = 64,
-        limit_videos: int = 64,
+        limit_videos: int = 512,
         enforce_eager: bool = False,
         quiet: bool = True,
         extra_options: Mapping[str, Any] | None = None,

@@ -318,6 +318,47 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: 
         read_records(tmp_path / name)
 
 
+def test_a_half_download_is_named(tmp_path: Path) -> None:
+    import gzip
+
+    whole = gzip.compress(b'[{"a": 1}]' * 50)
+    for name, data in (("a.json.gz", whole[:-9]), ("b.json.gz", b"plain"), ("c.json", b"\xff\xfe\xfa")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=f"{name} is damaged"):
+            read_records(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "record"),
+    [
+        ("ovobench", "ovo_bench_new.json", {"id": 1, "task": "EPM", "video": "v.mp4"}),
+        ("livesports3k_qa", "LiveSports-3K-QA.json", {"question_id": 1, "begin": "early", "options": ["A: x"]}),
+        ("stvg", "stvg.json", {"video_path": "v.mp4", "conversations": [], "meta": {"split": [0, 1]}}),
+        ("tempcompass", "questions/captioning.json", {"video_id": "1"}),
+        ("mmvu", "validation.json", {"id": "1", "choices": 7}),
+    ],
+)
+def test_records_that_lack_what_a_question_needs_name_their_file(
+    tmp_path: Path, name: str, file: str, record: dict
+) -> None:
+    eval_official_files.write(tmp_path, name)
+    (path,) = [*(tmp_path / name).rglob(Path(file).name)] or [tmp_path / name / file]
+    write_json(path, [record])
+    with pytest.raises(ValueError, match=rf"cannot read record 0 of {path.parent.name}/{path.stem}: \w+Error: "):
+        catalogue.get(name).load(tmp_path)
+
+
+def test_a_part_of_a_file_is_partial_also_where_the_official_number_is_not_known(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    import gzip
+
+    records = json.loads(gzip.decompress((annotations(shared_data) / "minerva.json.gz").read_bytes()))
+    write_json(tmp_path / "minerva" / "minerva.json", records[:20])
+    _, report = catalogue.get("minerva").load(tmp_path)
+    assert (report.n, report.expected_n, report.is_partial) == (20, None, True)
+
+
 def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     import yaml
     from hydra.utils import instantiate

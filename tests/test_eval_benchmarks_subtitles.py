@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,47 @@ def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: P
         indices += plan.indices
     assert len(indices) == len(whole.indices) == 48
     assert max(abs(a - b) for a, b in zip(indices, whole.indices, strict=True)) <= 1
+
+
+def test_subtitles_follow_the_frames_that_are_really_shown(tmp_path: Path) -> None:
+    """Twelve frames instead of 48, of a family with smaller visual tokens."""
+    eval_official_files.write(tmp_path, "longvideobench")
+    folder = tmp_path / "longvideobench"
+    (folder / "videos").mkdir()
+    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
+    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 16.0], "text": "second words"}]
+    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    spec = VideoSpec(min_frames=2, max_frames=12, total_pixels=12 * 784 * 40, patch_size=14)
+    (item,), _ = catalogue.get("longvideobench").load(tmp_path, video_spec=spec)
+    info = probe(folder / "videos" / "86Cx.mp4")
+    part = replace(spec, **item.frame_options)
+    plans = [replace(part, fps=v.fps).plan(info, v.start, v.end) for v in item.sample.videos]
+    assert [len(plan.indices) for plan in plans] == [4, 4, 4]
+    assert {(plan.height, plan.width) for plan in plans} == {spec.resized(12, info.height, info.width)}
+
+
+def test_dense_subtitles_of_the_longest_video_stay_below_the_limit_of_the_engines() -> None:
+    from lightning_modules.launch.config import compose
+
+    policy = frame_options("qwen3vl")
+    times = [i * 3600 / policy["max_frames"] for i in range(policy["max_frames"])]
+    cuts = interleave([Line(i, i + 1, "word") for i in range(3600)], times, policy["min_frames"])
+    parts = len({place for place, _ in cuts if place} | {len(times)})
+    assert parts == 2048 // 4
+    for driver in ("async", "ray", "lockstep"):
+        config = compose("evaluate", [f"driver={driver}", "model_path=/m", "benchmarks=longvideobench"])
+        assert config.driver.engine.limit_videos >= parts
+
+
+def test_a_damaged_subtitle_file_is_named_and_costs_its_words_only(tmp_path: Path) -> None:
+    eval_official_files.write(tmp_path, "longvideobench")
+    path = tmp_path / "longvideobench" / "subtitles" / "86Cx_en.json"
+    path.parent.mkdir()
+    path.write_text('[{"timestamp": [4.0', encoding="utf-8")
+    (item,), report = catalogue.get("longvideobench").load(tmp_path)
+    assert item.sample.problem.startswith("<video>\nWhat is said")
+    (note,) = (note for note in report.notes if "damaged" in note)
+    assert f"1 questions are asked without subtitles, their file is damaged: {path}" in note
 
 
 def test_all_words_of_a_jsonl_file_stand_in_front(tmp_path: Path) -> None:

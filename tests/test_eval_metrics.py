@@ -229,6 +229,11 @@ def test_rollups_and_duration_groups() -> None:
     assert found == ["0-60", "0-60", "60-300", "300+", "long", ""]
 
 
+def test_the_six_skills_of_reasoning_over_states() -> None:
+    entries = [scored(1.0, dim="order_state")] * 2 + [scored(0.0, dim="counting_state"), scored(1.0, dim="")]
+    assert summarise("videoreasonbench", entries).tables["skill"] == {"infer_state": Cell(pytest.approx(200 / 3), 3)}
+
+
 @pytest.fixture
 def complete() -> list[ScoredItem]:
     return [scored(1.0)] * 2700
@@ -249,6 +254,12 @@ def test_a_published_figure_needs_equal_settings(complete: list[ScoredItem]) -> 
         other = summarise("videomme", complete, **{**run, **change})
         assert not other.comparable
         assert word in other.reason
+    hub = summarise("videomme", complete, **{**run, "model": "Qwen--Qwen3-VL-8B-Instruct"})
+    assert hub.comparable
+    broken = summarise("videomme", [*complete[1:], ScoredItem(item(), "failed")], **run)
+    assert (broken.comparable, broken.is_partial, broken.reason) == (False, False, "1 items failed")
+    more = summarise("videomme", [*complete, complete[0]], **run)
+    assert (more.comparable, more.reason) == (False, "the official split has 2700 questions, these files 2701")
     partial = summarise("videomme", complete[:100], **run)
     assert (partial.comparable, partial.is_partial, partial.reason) == (False, True, "the run is partial")
     assert "not be verified" in summarise("videommmu", grouped({"Adaptation": [900, 1]}, "track"), **run).reason

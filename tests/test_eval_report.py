@@ -91,6 +91,8 @@ def test_counts_and_comparability_stand_beside_the_number(tmp_path, run_folder):
     assert count_text(record) == "n_expected=3 n_ok=1 n_failed=1 n_unparsed=1 PARTIAL"
     assert published_text(record) == "not comparable: the run is partial"
     assert published_text(record | {"comparable": True}) == "71.4 (report)"
+    other = record | {"comparable": True, "published": record["published"] | {"metric": "realtime"}}
+    assert published_text(other) == "realtime 71.4 (report)"
     text = write_reports([record], tmp_path)
     assert "videomme  accuracy    60.0  n_expected=3 n_ok=1 n_failed=1 n_unparsed=1 PARTIAL" in text
     assert "robust extraction 65.0" in text
@@ -113,6 +115,20 @@ def test_deltas_against_a_baseline_and_what_differs(tmp_path, run_folder):
     assert "other settings (style)" in markdown
     with pytest.raises(ValueError, match=r"holds report\.json"):
         read_report(tmp_path / "nothing")
+    (tmp_path / "report.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"report.json is no report \(KeyError: 'results'\)"):
+        read_report(tmp_path)
+
+
+def test_long_texts_keep_their_end():
+    from eval.report.items import MAX_TEXT, shortened
+
+    text = "start " + "x" * MAX_TEXT + " the answer is B"
+    shown = shortened(text)
+    assert shown.startswith("start x")
+    assert shown.endswith(" the answer is B")
+    assert f"[{len(text) - MAX_TEXT} characters are not shown]" in shown
+    assert shortened("short") == "short"
 
 
 def test_a_figure_without_a_judge_is_not_zero(tmp_path, run_folder):

@@ -257,3 +257,27 @@ def test_a_judge_that_does_not_answer_at_all_or_is_not_there(server, judged):  #
     finally:
         silent.set()
         server.RequestHandlerClass = original
+
+
+def test_a_slow_judge_is_waited_for_and_what_it_leaves_is_not_judged(server, judged):  # noqa: F811
+    from dataclasses import replace as changed
+
+    original, held = server.RequestHandlerClass.do_POST, threading.Event()
+
+    def slow(handler):
+        held.wait(0.6)
+        original(handler)
+
+    server.RequestHandlerClass = type("Slow", (server.RequestHandlerClass,), {"do_POST": slow})
+    server.replies = [(200, GOOD)]
+    judged.options = changed(judged.options, score_timeout_s=1.5)
+    with RewardRouter(judge=judge(server), threads=1) as router:  # three verdicts one after the other take 1.8 s
+        assert judged.run(no_model, router, "score")["headline"]["accuracy"] == 100.0
+    judged.options = changed(judged.options, score_timeout_s=0.2)
+    with RewardRouter(judge=judge(server), threads=1) as router:
+        result = judged.run(no_model, router, "score")
+    assert (result["counts"]["n_not_judged"], result["counts"]["n_failed"]) == (3, 0)
+    assert result["headline"]["accuracy"] is None
+    held.set()
+    with RewardRouter(judge=judge(server)) as router:
+        assert judged.run(no_model, router)["headline"]["accuracy"] == 100.0

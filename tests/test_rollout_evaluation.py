@@ -150,6 +150,19 @@ def test_other_errors_are_not_swallowed(processor, greedy):
     assert issubclass(SampleError, RuntimeError)
 
 
+def test_an_engine_that_names_a_stranger_or_says_nothing_does_not_hold_the_run(processor, greedy):
+    def confused(requests):
+        raise SampleError("somebody else", "too long")
+        yield
+
+    requests = make_requests([make_sample(processor, "text")], greedy)
+    with pytest.raises(SampleError, match="somebody else"):
+        list(generate_tolerantly(requests, confused, {}))
+    reasons: dict[str, str] = {}
+    assert list(generate_tolerantly(requests, lambda batch: iter(()), reasons)) == []
+    assert reasons == {requests[0].request_id: "the engine returned nothing"}
+
+
 def test_summary_by_hand():
     def record(uid, state, accuracy, kind="ocr", data="image", source=""):
         return EvalRecord(uid, state, kind, data, source, accuracy, format=1.0, num_tokens=4)
@@ -167,6 +180,13 @@ def test_summary_by_hand():
     assert metrics["val/accuracy/math"] == 0.25
     assert metrics["val/accuracy_by_source/gsm"] == 0.25
     assert (metrics["val/failed"], metrics["val/unparsed"], metrics["val/items"]) == (1, 1, 4)
+    unjudged = record("e", "not_judged", 0.0, "open-ended")
+    more = summarise([*records, unjudged])
+    assert {key: more[key] for key in metrics if "item" not in key and "judged" not in key} == {
+        key: value for key, value in metrics.items() if "item" not in key and "judged" not in key
+    }
+    assert (more["val/not_judged"], more["val/items"], "val/accuracy/open-ended" in more) == (1, 5, False)
+    assert "val/accuracy_mean" not in summarise([unjudged])
 
 
 def test_every_sample_ends_in_exactly_one_record(processor):

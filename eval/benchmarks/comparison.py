@@ -32,8 +32,9 @@ def compare(
     counts = {"n_expected": len(scored) if expected is None else expected, "n_items": len(scored)}
     counts |= {f"n_{state}": states[state] for state in ("ok", "failed", "unparsed", "not_judged")}
     is_partial = bool(report and report.is_partial) or len(scored) < counts["n_expected"]
-    published = next((entry for entry in benchmark.published if entry.model == run.model), None)
-    reason = _reason(benchmark, run, split, headline, published, is_partial, counts["n_not_judged"])
+    name = run.model.rpartition("--")[2]  # models of the hub are called <owner>--<name>
+    published = next((entry for entry in benchmark.published if entry.model == name), None)
+    reason = _reason(benchmark, run, split, headline, published, is_partial, counts)
     return Summary(
         benchmark=benchmark.name,
         split=split,
@@ -57,7 +58,7 @@ def _reason(
     headline: Headline,
     published: Published | None,
     is_partial: bool,
-    not_judged: int,
+    counts: Mapping[str, int],
 ) -> str:
     """Why the headline is not comparable; "" when it is."""
     if published is None:
@@ -70,8 +71,12 @@ def _reason(
         return f"{published.metric} cannot be computed: its groups are not in these files, or nothing is judged"
     if is_partial:
         return "the run is partial"
-    if not_judged:
-        return f"{not_judged} answers are not judged"
+    if counts["n_items"] != counts["n_expected"]:
+        return f"the official split has {counts['n_expected']} questions, these files {counts['n_items']}"
+    if counts["n_failed"]:
+        return f"{counts['n_failed']} items failed"
+    if counts["n_not_judged"]:
+        return f"{counts['n_not_judged']} answers are not judged"
     if run.report is not None and run.report.expected_n is None:
         return "the official number of questions is not known"
     if (published.split or benchmark.split) != split:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,11 +97,7 @@ def load(
     """See `Benchmark.load`."""
     source, paths = _choose(benchmark, root, split, source_name)
     media = MediaFinder(folders(benchmark, root))
-    try:
-        drafts, repeated = _unique(benchmark.drafts(source.records(paths), source, media))
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        shown = ", ".join(str(path) for path in paths[:3]) + (" ..." if len(paths) > 3 else "")
-        raise ValueError(f"{benchmark.title}: cannot read {shown}: {type(error).__name__}: {error}") from error
+    drafts, repeated = _unique(_drafted(benchmark, source, paths, media))
     num_all = len(drafts)
     if available_only:
         drafts = [d for d in drafts if not any(m.path in media.missing for m in (*d.videos, *d.images))]
@@ -109,6 +105,23 @@ def load(
     items = [build_item(benchmark, draft, how, media) for draft in drafts]
     report = _report(benchmark, split, source, paths, drafts, num_all, media, how.style)
     return items, replace(report, duplicates=tuple(repeated))
+
+
+def _drafted(benchmark: Benchmark, source: Source, paths: Sequence[Path], media: MediaFinder) -> Iterator[Draft]:
+    """The benchmark's questions; a record that is not what it should be is named."""
+    current: list[Record] = []
+
+    def records() -> Iterator[Record]:
+        for record in source.records(paths):
+            current[:] = [record]
+            yield record
+            current.clear()
+
+    try:
+        yield from benchmark.drafts(records(), source, media)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        where = ", ".join(f"record {r['_row']} of {r['_folder']}/{r['_file']}" for r in current) or paths[0].parent
+        raise ValueError(f"{benchmark.title}: cannot read {where}: {type(error).__name__}: {error}") from error
 
 
 def _choose(benchmark: Benchmark, root: Path, split: str, wanted: str | None) -> tuple[Source, list[Path]]:

@@ -38,9 +38,9 @@ def _entry(item: Mapping[str, Any], answer: Mapping[str, Any], score: Mapping[st
     return {
         "uid": item["uid"],
         "kind": kind,
-        "prompt": (answer.get("prompt") or sample["problem"])[:MAX_TEXT],
-        "gold": str(sample["answer"])[:MAX_TEXT],
-        "answer": str(answer.get("response", ""))[:MAX_TEXT],
+        "prompt": shortened(answer.get("prompt") or sample["problem"]),
+        "gold": shortened(str(sample["answer"])),
+        "answer": shortened(str(answer.get("response", ""))),
         "official": official,
         "robust": robust,
         "reason": score.get("reason") or answer.get("reason") or ("" if answer else "not asked"),
@@ -51,6 +51,12 @@ def _entry(item: Mapping[str, Any], answer: Mapping[str, Any], score: Mapping[st
         "seconds": answer.get("seconds", 0.0),
         "thumbnail": answer.get("thumbnail", ""),
     }
+
+
+def shortened(text: str) -> str:
+    """At most about `MAX_TEXT` characters, from both ends: the question and the final answer stand at the end."""
+    half, left_out = MAX_TEXT // 2, len(text) - MAX_TEXT
+    return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters are not shown]\n{text[-half:]}"
 
 
 def _accuracy(score: Mapping[str, Any] | None) -> float | None:

@@ -74,14 +74,15 @@ def published_text(result: Result) -> str:
     """The official figure, only when it may stand beside this one."""
     published = result.get("published")
     if result["comparable"] and published:
-        return f"{published['value']:.1f} ({published['source']})"
+        metric = "" if published["metric"] == headline(result)[0] else f"{published['metric']} "
+        return f"{metric}{published['value']:.1f} ({published['source']})"
     return f"not comparable: {result['reason']}"
 
 
 def difference(result: Result, other: Result) -> str:
     """Settings, apart from the model, in which two runs differ."""
     mine, theirs = result["settings"], other["settings"]
-    names = [key for key in mine if key not in ("model", "engine") and mine[key] != theirs.get(key)]
+    names = [key for key in mine if key != "model" and mine[key] != theirs.get(key)]
     if result["counts"]["n_items"] != other["counts"]["n_items"]:
         names.append("number of items")
     return ", ".join(names)
