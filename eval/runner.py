@@ -24,6 +24,7 @@ from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
 from eval.generate import EngineLostError
 from eval.pipeline import PipelineStats, ask, fits, open_items
 from eval.pool import PreparePool
+from eval.prompts import shared_template
 from eval.records import RecordLog, read_records, run_key
 from eval.scoring import Scorer, answer_digest, scored_items, unscored
 
@@ -93,8 +94,10 @@ class BenchmarkRun:
     """
 
     def __init__(self, benchmark: Benchmark, options: RunOptions, prepare: PrepareSettings) -> None:
-        if options.limit is not None and options.limit < 1:
-            raise ValueError(f"limit={options.limit}: ask at least one item of a benchmark, or null for all")
+        if options.limit is not None and not (isinstance(options.limit, int) and options.limit > 0):
+            raise ValueError(f"limit={options.limit}: a number of items is expected, or null for all")
+        if options.style not in ("official", *benchmark.prompts):
+            shared_template(options.style)
         self.benchmark, self.options, self.settings = benchmark, options, prepare
         self.key_fields = self._key_fields()
         self.key = run_key(self.key_fields)

@@ -245,6 +245,8 @@ def test_missing_files_and_wrong_names_say_what_to_do(tmp_path: Path) -> None:
         benchmark.load(tmp_path)
     with pytest.raises(ValueError, match=r"no split 'train'; it has test"):
         benchmark.load(tmp_path, split="train")
+    with pytest.raises(ValueError, match=r"videomme has no source 'oficial' for its split test; it has official, ref"):
+        benchmark.load(tmp_path, source="oficial")
     with pytest.raises(ValueError, match=r"no benchmark is called 'video_mme': did you mean .*videomme"):
         catalogue.get("video_mme")
 

@@ -42,6 +42,32 @@ def test_mistakes_are_one_line_with_the_way_out(arguments, message):
         _run(arguments)
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("prepare.decoder=pyavv", "decoder 'pyavv' is unknown; use pyav"),
+        ("prepare.cache_codec=jpg", "cache codec 'jpg' is unknown; use one of raw"),
+        ("frames.fps=0", "fps=0 must be positive"),
+        ("frames.max_frames=many", "frames.max_frames=many: a number is expected"),
+        ("images.max_pixels=3", "image max_pixels=3 is less than min_pixels"),
+        ("limit=-1", "limit=-1: a number of items is expected"),
+        ("limit=few", "limit=few: a number of items is expected"),
+        ("style=offical", "prompt style 'offical': use one of cot, official, qwen3vl"),
+        ("frame_policy=fast", "frame policy 'fast': use one of official"),
+        ("benchmark=[]", "no benchmark is named"),
+        ("baseline=/nope", "baseline=/nope does not exist"),
+        ("report_items=-1", "report_items=-1 is negative"),
+        ("reward=judge", "base_url"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_any_file_is_written(tiny_model_dir, tmp_path, argument, message):
+    given = [f"model={tiny_model_dir}", f"data_root={tmp_path}", f"output_dir={tmp_path / 'out'}", "driver=tiny"]
+    benchmark = [] if argument.startswith("benchmark=") else ["benchmark=videomme"]
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        _run([*given, *benchmark, "sampling.max_tokens=8", argument])
+    assert not (tmp_path / "out").exists()
+
+
 def test_options_reach_the_run(tiny_model_dir):
     config = compose(
         "evaluate",

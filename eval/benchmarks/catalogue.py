@@ -35,10 +35,12 @@ def get(name: str, **overrides: Any) -> Benchmark:
 
 
 def select(wanted: str | Sequence[str]) -> list[str]:
-    """Names for `benchmark=`: "all", one name, or several. Raises ValueError for an unknown one."""
+    """Names for `benchmark=`: "all", one name, or several. Raises ValueError for an unknown one and for none."""
     if wanted == "all":
         return names(variants=False)
-    chosen = [wanted] if isinstance(wanted, str) else list(wanted)
+    chosen = list(dict.fromkeys([wanted] if isinstance(wanted, str) else map(str, wanted)))
+    if not chosen:
+        raise ValueError("no benchmark is named: give one, a list, or all")
     for name in chosen:
         _path(name)
     return chosen

@@ -127,17 +127,20 @@ def _drafted(benchmark: Benchmark, source: Source, paths: Sequence[Path], media:
 def _choose(benchmark: Benchmark, root: Path, split: str, wanted: str | None) -> tuple[Source, list[Path]]:
     if split not in benchmark.expected:
         raise ValueError(f"{benchmark.name} has no split {split!r}; it has {', '.join(benchmark.expected)}")
+    sources = [source for source in benchmark.sources if split in source.files]
+    chosen = [source for source in sources if wanted in (None, source.name, source.name.split()[0])]
+    if not chosen:
+        known = ", ".join(source.name for source in sources)
+        raise ValueError(f"{benchmark.name} has no source {wanted!r} for its split {split}; it has {known}")
     lacking = []
-    for source in benchmark.sources:
-        if split not in source.files or wanted not in (None, source.name, source.name.split()[0]):
-            continue
+    for source in chosen:
         found, missing = source.find(folders(benchmark, root), split)
         if found and not missing:
             return source, found
         lacking.append(f"{source.name}: {', '.join(missing)}")
     raise ValueError(
         f"{benchmark.title} ({split}): annotation files are missing below {root / benchmark.name} or {root}; "
-        f"{'; '.join(lacking) or f'no source is called {wanted}'}. "
+        f"{'; '.join(lacking)}. "
         f"`python scripts/prepare_benchmarks.py {benchmark.name} --data-root {root}` fetches them or says how"
     )
 

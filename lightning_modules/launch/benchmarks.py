@@ -42,6 +42,8 @@ def evaluate_benchmarks(config: DictConfig) -> int:
         raise ConfigError(f"stage={plain['stage']} is unknown; use one of {', '.join(STAGES)}")
     if plain["stage"] in ("all", "prepare") and not plain["data_root"]:
         raise ConfigError("data_root is not set: add data_root=DIR, the folder with one folder per benchmark")
+    if plain["report_items"] < 0:
+        raise ConfigError(f"report_items={plain['report_items']} is negative; use 0 for none")
     if plain["baseline"]:
         try:
             read_report(plain["baseline"])
@@ -166,8 +168,8 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
             model_path=str(folder),
             frame_policy=plain["frame_policy"],
             benchmark_frames=dict(benchmark.frames),
-            frame_overrides=_given(plain["frames"]),
-            image_options=_given(plain["images"]),
+            frame_overrides=_given(plain, "frames"),
+            image_options=_given(plain, "images"),
             max_prompt_tokens=limit,
             cache_dir=prepare["cache_dir"],
             cache_codec=prepare["cache_codec"],
@@ -178,8 +180,12 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
     return options, settings
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if value is not None}
+def _given(plain: dict[str, Any], section: str) -> dict[str, float]:
+    found = {key: value for key, value in plain[section].items() if value is not None}
+    for key, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{section}.{key}={value}: a number is expected")
+    return found
 
 
 def _model(path: str) -> Path:
