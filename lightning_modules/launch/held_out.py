@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,17 +93,19 @@ def _greedy_engine(config: DictConfig, model: Path) -> tuple[Engine, SamplingSpe
     return build(config.rollout.engine, model_path=str(model), **extra)(), resolve_sampling(greedy, model)
 
 
-def with_swapped_media(samples: Sequence[Sample]) -> list[Sample]:
-    """Each sample with the media of the next one of its data source whose answer differs, where there is one."""
+def with_swapped_media(samples: Sequence[Sample], seed: int = 0) -> list[Sample]:
+    """Each sample with the media of a random one of its data source whose answer differs, where there is one.
+
+    The next one would not do: in files whose answers follow each other in a pattern, neighbours can be alike.
+    """
+    rng = random.Random(seed)
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.data_source, []).append(sample)
     result = []
     for sample in samples:
-        others = groups[sample.data_source]
-        start = others.index(sample)
-        later = [others[(start + k) % len(others)] for k in range(1, len(others))]
-        donor = next((other for other in later if other.answer != sample.answer), sample)
+        others = [other for other in groups[sample.data_source] if other.answer != sample.answer]
+        donor = rng.choice(others) if others else sample
         result.append(dataclasses.replace(sample, images=donor.images, videos=donor.videos))
     return result
 
