@@ -13,7 +13,8 @@ from lightning_modules.launch.held_out import with_swapped_media
 
 
 def _sample(uid: str, answer: str, source: str = "when") -> Sample:
-    return Sample(uid, "When?", answer, "temporal grounding", "video", videos=(MediaRef(f"{uid}.mp4"),), data_source=source)
+    videos = (MediaRef(f"{uid}.mp4"),)
+    return Sample(uid, "When?", answer, "temporal grounding", "video", videos=videos, data_source=source)
 
 
 def test_every_sample_gets_the_media_of_another_answer_of_its_source():
