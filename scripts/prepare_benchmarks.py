@@ -14,6 +14,7 @@ import re
 import sys
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -46,16 +47,19 @@ def main(arguments: list[str] | None = None) -> int:
 def prepare(benchmark: Benchmark, options: argparse.Namespace) -> bool:
     """Fetch and check one benchmark; whether its default split can be loaded."""
     folder = options.data_root / (benchmark.variant_of or benchmark.name)
-    if not options.offline and not _is_ready(benchmark, options.data_root):
-        for place in benchmark.download:
+    if not _is_complete(benchmark, options):
+        for place in () if options.offline else benchmark.download:
             if "://" not in place:
                 fetch(place, folder, options.annotations_only)
         unpack(folder)
-    for status in benchmark.status(options.data_root):
-        if status.split == benchmark.split and not status.ready:
-            explain(benchmark, options.data_root)
-            return False
-    items, report = benchmark.load(options.data_root)
+    if not _is_ready(benchmark, options.data_root):
+        explain(benchmark, options.data_root)
+        return False
+    try:
+        items, report = benchmark.load(options.data_root)
+    except ValueError as error:
+        print(f"{benchmark.name}: {error}")
+        return False
     print(f"{benchmark.name}: {len(items)} questions ({report.source} files), official number {report.expected_n}")
     for note in report.notes:
         print(f"  note: {note}")
@@ -64,6 +68,16 @@ def prepare(benchmark: Benchmark, options: argparse.Namespace) -> bool:
         for path in report.missing_media[:3]:
             print(f"    {path}")
     return True
+
+
+def _is_complete(benchmark: Benchmark, options: argparse.Namespace) -> bool:
+    """Whether there is nothing to fetch: annotations and, where they are wanted, all videos are there."""
+    if not _is_ready(benchmark, options.data_root) or options.annotations_only:
+        return _is_ready(benchmark, options.data_root)
+    try:
+        return not benchmark.load(options.data_root)[1].missing_media
+    except ValueError:
+        return False
 
 
 def _is_ready(benchmark: Benchmark, root: Path) -> bool:
@@ -89,18 +103,23 @@ def unpack(folder: Path) -> None:
         marker = archive.with_name(f"{archive.name}.unpacked")
         if marker.exists() or archive.suffix == ".unpacked":
             continue
-        if archive.suffix == ".zip" and zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as opened:
-                opened.extractall(archive.parent)  # zipfile keeps members inside of the target
-            marker.touch()
-            print(f"unpacked {archive}")
-        elif TAR_ARCHIVE.search(archive.name) and tarfile.is_tarfile(archive):
-            with tarfile.open(archive) as opened:
-                opened.extractall(archive.parent, filter="data")  # refuses members outside of the target
-            marker.touch()
-            print(f"unpacked {archive}")
-        elif SPLIT_ARCHIVE.search(archive.name):
-            print(f"{archive} is a part of a split archive: join the parts (cat), unpack them in {archive.parent}")
+        try:
+            if archive.suffix == ".zip":
+                with zipfile.ZipFile(archive) as opened:
+                    opened.extractall(archive.parent)  # zipfile keeps members inside of the target
+            elif TAR_ARCHIVE.search(archive.name):
+                with tarfile.open(archive) as opened:
+                    opened.extractall(archive.parent, filter="data")  # refuses members outside of the target
+            elif SPLIT_ARCHIVE.search(archive.name):
+                print(f"{archive} is a part of a split archive: join the parts (cat), unpack them in {archive.parent}")
+                continue
+            else:
+                continue
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+            print(f"{archive} cannot be unpacked ({error}); the same command tries again")
+            continue
+        marker.touch()
+        print(f"unpacked {archive}")
 
 
 def explain(benchmark: Benchmark, root: Path) -> None:

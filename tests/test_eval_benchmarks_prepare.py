@@ -73,6 +73,30 @@ def test_archives_are_unpacked_once(script: ModuleType, tmp_path: Path, capsys: 
     assert (tmp_path / "subtitle" / "a.srt").read_text() == "changed"
 
 
+def test_half_an_archive_is_named_and_videos_that_lack_are_unpacked_when_they_come(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    eval_official_files.write(tmp_path, "videomme")
+    archive = tmp_path / "videomme" / "videos_chunked_01.zip"
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("data/vid_a.mp4", "video")
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:-30])
+    options = ["videomme", "--data-root", str(tmp_path), "--offline"]
+    assert script.main(options) == 0
+    said = capsys.readouterr().out
+    assert f"{archive} cannot be unpacked (File is not a zip file); the same command tries again" in said
+    assert "1 media files are missing" in said
+    archive.write_bytes(whole)
+    assert script.main(options) == 0
+    said = capsys.readouterr().out
+    assert f"unpacked {archive}" in said
+    assert "missing" not in said
+    (tmp_path / "videomme" / "videomme" / "test-00000-of-00001.parquet").write_bytes(b"half")
+    assert script.main(options) == 1
+    assert "is not a readable Parquet file" in capsys.readouterr().out
+
+
 def test_an_unknown_name_names_the_nearest(script: ModuleType, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         script.main(["video-mme"])
