@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from conftest import ROOT
@@ -37,6 +39,24 @@ def test_imports_run_one_way(package):
         if imported_packages(path) & forbidden
     }
     assert wrong == {}
+
+
+def test_every_imported_name_exists():
+    """Also those that are imported inside functions, where only a certain command line would find out."""
+    folders = [*ALLOWED, "scripts", "tests"]
+    files = [ROOT / "train.py", ROOT / "evaluate.py", *(p for f in folders for p in (ROOT / f).rglob("*.py"))]
+    missing = []
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            own = isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.split(".")[0] in ALLOWED
+            if not own:
+                continue
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                is_module = hasattr(module, "__path__") and find_spec(f"{node.module}.{alias.name}")
+                if not hasattr(module, alias.name) and not is_module:
+                    missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}")
+    assert missing == []
 
 
 def test_importing_every_types_module_loads_no_heavy_library():
