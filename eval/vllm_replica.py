@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.generate import EngineLostError
-from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
-from rollout.engines.vllm import one_normalisation
-from rollout.engines.vllm_input import correct_times, prompt_dict, sampling_params
+from rollout.engines.checks import check_requests
+from rollout.engines.vllm_input import fixed_options, read_response, render, sampling_params
 from rollout.model_folder import model_folder
-from rollout.tokens import seconds_per_grid
-from rollout.types import GenerateRequest, Response, SampleError
+from rollout.types import GenerateRequest, Response
 
 log = logging.getLogger(__name__)
-
-_BYTES_PER_GIB = 1024**3
 
 
 class AsyncLLMReplica:
@@ -75,11 +71,6 @@ class AsyncLLMReplica:
             "max_num_batched_tokens": max_num_batched_tokens,
             "limit_mm_per_prompt": {"image": limit_images, "video": limit_videos},
             "enforce_eager": enforce_eager,
-            # A prompt is asked once; its processed media would only take memory.
-            "mm_processor_cache_gb": 0,
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "use_tqdm_on_load": False,
             "disable_log_stats": True,
             "enable_log_requests": False,
             "worker_extension_cls": "eval.vllm_replica.WorkerExtension",
@@ -100,9 +91,7 @@ class AsyncLLMReplica:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        options = {"mm_device_do_normalize": one_normalisation(self._model_path), **self._options}
-        if cuda and self._kv_cache_gib is not None:
-            options["kv_cache_memory_bytes"] = int(self._kv_cache_gib * _BYTES_PER_GIB)
+        options = fixed_options(self._model_path, self._kv_cache_gib) | self._options
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(self._model_path), **options))
         await self._engine.collective_rpc("evaluation_setup", args=(os.getpid(),))
         self._tokenizer = self._engine.get_tokenizer()
@@ -119,7 +108,9 @@ class AsyncLLMReplica:
 
         check_requests([request], self._max_model_len)
         loop = asyncio.get_running_loop()
-        engine_input = await loop.run_in_executor(self._renderer, self._render, request)
+        engine_input = await loop.run_in_executor(
+            self._renderer, render, self._engine.renderer, self._processor, request.prompt
+        )
         params = _final_only(sampling_params(request))
         # A repeated request must not meet its own, aborted predecessor.
         name = f"{request.request_id}:{next(self._names)}"
@@ -129,7 +120,9 @@ class AsyncLLMReplica:
                 last = output
         except EngineDeadError as error:
             raise EngineLostError(f"the engine's process ended ({error})") from error
-        return self._response(request, last)
+        if last is None or not last.finished:
+            raise RuntimeError(f"sample {request.prompt.uid}: the engine ended the request without an answer")
+        return read_response(request, last, self._tokenizer)
 
     def close(self) -> None:
         """End the engine's process."""
@@ -137,38 +130,6 @@ class AsyncLLMReplica:
         self._renderer.shutdown(wait=False, cancel_futures=True)
         if engine is not None:
             engine.shutdown()
-
-    def _render(self, request: GenerateRequest) -> Any:
-        prompt = request.prompt
-        try:
-            (engine_input,) = self._engine.renderer.render_cmpl([prompt_dict(prompt)])
-        except Exception as error:  # whatever the renderer raises, the user needs to know which sample it was
-            raise SampleError(prompt.uid, f"the engine cannot render the prompt: {error}") from error
-        check_prompt_ids(prompt, engine_input["prompt_token_ids"])
-        if prompt.videos:
-            correct_times(engine_input, seconds_per_grid(self._processor, prompt))
-        return engine_input
-
-    def _response(self, request: GenerateRequest, output: Any) -> Response:
-        import numpy as np
-
-        if output is None or not output.finished:
-            raise RuntimeError(f"sample {request.prompt.uid}: the engine ended the request without an answer")
-        completion = output.outputs[0]
-        tokens = list(completion.token_ids)
-        check_response_ids(request, tokens)
-        check_prompt_ids(request.prompt, output.prompt_token_ids)
-        if completion.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"sample {request.prompt.uid}: the engine ended with {completion.finish_reason!r}")
-        logprobs = [step[token].logprob for step, token in zip(completion.logprobs, tokens, strict=True)]
-        return Response(
-            token_ids=np.asarray(tokens, dtype=np.int32),
-            logprobs=np.asarray(logprobs, dtype=np.float32),
-            finish_reason=completion.finish_reason,
-            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            seed=request.seed,
-            prompt_token_ids=request.prompt.expanded_ids,
-        )
 
 
 class WorkerExtension:

@@ -13,11 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
+from rollout.engines.checks import check_requests
 from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
-from rollout.engines.vllm_input import correct_times, prompt_dict, sampling_params
+from rollout.engines.vllm_input import fixed_options, read_response, render, sampling_params
 from rollout.model_folder import model_folder
-from rollout.tokens import seconds_per_grid
 from rollout.types import GenerateRequest, Response, SampleError
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from datamodules.types import PreparedSample
 
 log = logging.getLogger(__name__)
-
-_BYTES_PER_GIB = 1024**3
 
 
 class VLLMEngine:
@@ -99,7 +96,7 @@ class VLLMEngine:
         from vllm import LLM
 
         # Building an engine reseeds the process; the trainer's random state must not notice.
-        options = _fixed_options(model_path, kv_cache_gib) | {
+        options = fixed_options(model_path, kv_cache_gib) | {
             "dtype": dtype,
             "max_model_len": max_model_len,
             "tensor_parallel_size": tensor_parallel_size,
@@ -113,6 +110,8 @@ class VLLMEngine:
             "load_format": "auto" if load_weights else "dummy",
             "seed": seed,
         }
+        if _world_size() > 1:
+            options["distributed_executor_backend"] = "external_launcher"
         with _kept_random_state(), warnings.catch_warnings():
             # vLLM touches deprecated names of torch.
             warnings.simplefilter("ignore", FutureWarning)
@@ -221,15 +220,8 @@ class VLLMEngine:
             self._asleep.discard(tag)
 
     def _render(self, prompt: PreparedSample) -> Any:
-        """Turn one sample into vLLM's engine input and compare its token ids; once per prompt, not per response."""
-        try:
-            (engine_input,) = self.llm.llm_engine.renderer.render_cmpl([prompt_dict(prompt)])
-        except Exception as error:  # whatever the renderer raises, the user needs to know which sample it was
-            raise SampleError(prompt.uid, f"the engine cannot render the prompt: {error}") from error
-        check_prompt_ids(prompt, engine_input["prompt_token_ids"])
-        if prompt.videos:
-            correct_times(engine_input, seconds_per_grid(self._processor, prompt))
-        return engine_input
+        """Once per prompt, not per response."""
+        return render(self.llm.llm_engine.renderer, self._processor, prompt)
 
     def _admit(self, pending: list[tuple[list[GenerateRequest], Future]], in_flight: dict) -> None:
         """Hand the engine prompts worth one step's tokens, waiting for their rendering."""
@@ -260,29 +252,10 @@ class VLLMEngine:
         for output in outputs:
             if output.finished:
                 request = in_flight.pop(output.request_id)
-                yield request.request_id, self._response(request, output)
+                yield request.request_id, read_response(request, output, self._tokenizer)
         if in_flight and not self.llm.llm_engine.has_unfinished_requests():
             uids = sorted({request.prompt.uid for request in in_flight.values()})
             raise RuntimeError(f"the engine lost {len(in_flight)} requests of samples {uids[:8]}")
-
-    def _response(self, request: GenerateRequest, output: Any) -> Response:
-        import numpy as np
-
-        completion = output.outputs[0]
-        tokens = list(completion.token_ids)
-        check_response_ids(request, tokens)
-        check_prompt_ids(request.prompt, output.prompt_token_ids)
-        if completion.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"sample {request.prompt.uid}: the engine ended with {completion.finish_reason!r}")
-        logprobs = [step[token].logprob for step, token in zip(completion.logprobs, tokens, strict=True)]
-        return Response(
-            token_ids=np.asarray(tokens, dtype=np.int32),
-            logprobs=np.asarray(logprobs, dtype=np.float32),
-            finish_reason=completion.finish_reason,
-            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
-            seed=request.seed,
-            prompt_token_ids=request.prompt.expanded_ids,
-        )
 
 
 @contextmanager
@@ -299,46 +272,6 @@ def _kept_random_state() -> Iterator[None]:
         yield
     random.setstate(python)
     np.random.set_state(numpy)
-
-
-def _fixed_options(model_path: str | Path, kv_cache_gib: float | None) -> dict[str, Any]:
-    """Settings of vLLM that are not a choice here."""
-    import torch
-
-    options: dict[str, Any] = {
-        # The cache of processed inputs would hold every video of the run; a prompt is rendered once anyway.
-        "mm_processor_cache_gb": 0,
-        "mm_device_do_normalize": one_normalisation(model_path),
-        # Log-probs of the distribution actually sampled, so that they compare with the trainer's.
-        "logprobs_mode": "processed_logprobs",
-        # Sampling parameters come from SamplingSpec, never from the model's generation_config.json.
-        "generation_config": "vllm",
-        "use_tqdm_on_load": False,
-    }
-    if kv_cache_gib is not None and torch.cuda.is_available():
-        options["kv_cache_memory_bytes"] = int(kv_cache_gib * _BYTES_PER_GIB)
-    if _world_size() > 1:
-        options["distributed_executor_backend"] = "external_launcher"
-    return options
-
-
-def one_normalisation(model_path: str | Path) -> bool:
-    """Whether images and videos are normalised alike, so that vLLM may do it on the device.
-
-    vLLM takes the image processor's mean and deviation for both. Where the video processor has others the engine
-    would see other colours than the trainer, with equal token ids.
-    """
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(model_path)
-    image, video = getattr(processor, "image_processor", None), getattr(processor, "video_processor", None)
-    fields = ("image_mean", "image_std", "rescale_factor", "do_rescale", "do_normalize")
-    return video is None or all(_as_list(image, field) == _as_list(video, field) for field in fields)
-
-
-def _as_list(processor: Any, field: str) -> Any:
-    value = getattr(processor, field, None)
-    return list(value) if isinstance(value, tuple | list) else value
 
 
 def _world_size() -> int:
