@@ -16,6 +16,7 @@ from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.algorithms.base import Algorithm, DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.remax import ReMax
 from lightning_modules.offline.mix import MixCallback
 from lightning_modules.offline.prefix import PrefixCallback
 from lightning_modules.offline.replay import ReplayCallback
@@ -91,7 +92,12 @@ def test_switched_off_nothing_changes_and_switched_on_it_does(
     vllm_engine, restore_engine_weights, tiny_model_dir, data_folder
 ):
     plain, before, _ = fit(tiny_model_dir, data_folder, vllm_engine)
-    for offline in (MixCallback(enable=False, weighting=Shaped()), SFTInterleaveCallback(enable=False)):
+    for offline in (
+        MixCallback(enable=False, weighting=Shaped(), trajectory_files=["not looked for"]),
+        PrefixCallback(enable=False, answers=N + 1),
+        ReplayCallback(enable=False),
+        SFTInterleaveCallback(enable=False),
+    ):
         off, after, _ = fit(tiny_model_dir, data_folder, vllm_engine, offline)
         assert tokens(off) == tokens(plain)
         assert off.step_metrics == plain.step_metrics
@@ -119,6 +125,18 @@ def test_mixing_logs_both_sources_apart(vllm_engine, restore_engine_weights, tin
         assert logged["mismatch/max_diff"] < 1e-4, "trajectories are no part of the engine's agreement"
     likelihood = [m["offline/logprob"] for m in watcher.step_metrics]
     assert likelihood[-1] > likelihood[0], "the policy moves towards the trajectories"
+
+
+def test_mixing_leaves_the_greedy_baseline_and_one_own_answer(
+    vllm_engine, restore_engine_weights, tiny_model_dir, data_folder
+):
+    """The smallest group, with ReMax, whose baseline is one more response of the engine."""
+    watcher, _, _ = fit(tiny_model_dir, data_folder, vllm_engine, MixCallback(), steps=1, algorithm=ReMax(), n=2)
+    assert [[r.offline for r in g.responses] for g in watcher.groups[0]] == [[False, True]] * 4
+    assert all(g.greedy is not None for g in watcher.groups[0])
+    # Neither the own nor the greedy answer of a random policy is right; each trajectory is one better than greedy.
+    assert watcher.step_metrics[0]["online/advantage"] == pytest.approx(0.0)
+    assert watcher.step_metrics[0]["offline/advantage"] == pytest.approx(1.0)
 
 
 def test_a_prefix_is_continued_by_the_engine(vllm_engine, restore_engine_weights, tiny_model_dir, data_folder):
