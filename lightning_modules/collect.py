@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -101,4 +102,4 @@ def _table(chosen: Sequence[Scored]) -> RewardTable:
 def _part(score: Score, name: str) -> float:
     if name in ("accuracy", "format"):
         return float(getattr(score, name))
-    return float(score.parts.get(name, 0.0))
+    return float(score.parts.get(name, math.nan))  # another task's part

@@ -23,7 +23,7 @@ def log_rewards(bag: MetricBag, data: Collected, advantages: torch.Tensor, batch
     rewards = data.rewards
     bag.tokens("reward/total", rewards.total)
     for name, values in rewards.parts.items():
-        bag.tokens(f"reward/{name}", values)
+        bag.tokens(f"reward/{name}", values[~values.isnan()])  # of the responses that have such a part
     for index, task in enumerate(rewards.tasks):
         bag.tokens(f"reward_by_task/{task or 'unnamed'}", rewards.total[rewards.group == index])
     bag.tokens("advantage/mean", advantages)

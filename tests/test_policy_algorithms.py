@@ -151,6 +151,17 @@ def test_gdpo_tells_apart_what_a_sum_confuses():
         GDPO(weights={"speed": 1.0}).advantages(table([1.0], [0], parts=parts))
 
 
+def test_gdpo_part_that_a_task_does_not_have_adds_nothing():
+    nan = math.nan
+    parts = {"accuracy": f64(1, 0, 1, 0), "tiou": f64(nan, nan, 0.2, 0.8)}
+    algorithm = GDPO(weights={"accuracy": 2.0, "tiou": 1.0}, eps=0.0)
+    got = algorithm.advantages(table([0.0] * 4, [0, 0, 1, 1], parts=parts))
+    # In units of 1/sqrt(2): 2, -2 for the first group, 2 - 1 and -2 + 1 for the second; mean square 10/4.
+    torch.testing.assert_close(got, f64(2, -2, 1, -1) / math.sqrt(2.5), rtol=1e-5, atol=0)
+    without = table([0.0] * 2, [0, 0], parts={"accuracy": f64(1, 0)})
+    torch.testing.assert_close(algorithm.advantages(without), f64(1, -1), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(("wrong", "total", "k"), [(3, 5, 2), (4, 8, 4), (7, 8, 4), (1, 4, 3)])
 def test_passk_equals_the_mean_over_all_subsets(wrong, total, k):
     right = [i >= wrong for i in range(total)]
@@ -236,6 +247,11 @@ def test_adaptive_kl_by_hand():
     other = GRPO(kl=KLPenalty(beta=1.0, target=0.1))
     other.load_state(GRPO(kl=kl).state())
     assert other.kl.beta == kl.beta
+    large = KLPenalty(beta=1.0, target=0.1, horizon=100)
+    large.adapt(0.0, 10**6)  # more responses than the horizon: 20 %, never below zero
+    assert large.beta == pytest.approx(0.8)
+    large.adapt(math.nan, 10)
+    assert large.beta == pytest.approx(0.8), "a step that is skipped leaves the weight alone"
     fixed = KLPenalty(beta=0.5)
     fixed.adapt(9.0, 10)
     assert fixed.beta == 0.5
@@ -251,6 +267,12 @@ def test_needs_follow_the_settings():
 def test_options_that_would_do_nothing_are_refused():
     with pytest.raises(ValueError, match="CISPO does not read dual_clip"):
         CISPO(dual_clip=3.0)
+    with pytest.raises(ValueError, match="SAPO does not read clip_high"):
+        SAPO(clip_high=0.3)
+    with pytest.raises(ValueError, match="overlong_buffer=4 needs overlong_max"):
+        DAPO(overlong_buffer=4)
+    with pytest.raises(ValueError, match=r"kl beta=0 stays 0 whatever target=0\.1"):
+        KLPenalty(beta=0, target=0.1)
     with pytest.raises(ValueError, match="RLOO does not read advantage"):
         RLOO(advantage=GroupAdvantage(std="none"))
     for algorithm in (GDPO, PassK):
@@ -285,6 +307,29 @@ def test_task_spread_is_a_running_mean_of_moments():
     assert other.moments == advantage.moments
 
 
+def test_a_step_without_numbers_does_not_stay_in_the_moments():
+    advantage = GroupAdvantage(std="task", eps=0.0)
+    for values in ([math.nan, 1.0], [1.0, 0.0]):
+        rewards = table(values, [0, 0], tasks=("a",))
+        got = advantage(rewards.total, rewards)
+        assert got.isnan().all() == math.isnan(values[0])
+    assert_close(got, [1.0, -1.0])
+    rewards = table([math.inf, 1.0], [0, 0], tasks=("a",))
+    advantage(rewards.total, rewards)
+    assert advantage.moments["a"] == (0.5, 0.5)
+
+
+def test_no_spread_without_epsilon_is_no_signal():
+    rewards = table([0.7, 0.7, 1.0, 0.0], [0, 0, 1, 1])
+    got = GroupAdvantage(eps=0.0)(rewards.total, rewards)
+    assert_close(got, [0, 0, 0.5**0.5, -(0.5**0.5)])
+
+
+def test_null_means_the_papers_advantage():
+    for algorithm in (DrGRPO(10, advantage=None), Luffy(advantage=None)):
+        assert algorithm.advantage.std == "none"
+
+
 def test_whitening_of_nothing_and_of_equal_values():
     assert whiten(f64()).numel() == 0
     assert whiten(f64(2, 2)).tolist() == [0, 0]
@@ -306,6 +351,32 @@ def test_importance_correction_by_hand(settings, weights, outside):
     got, out = ImportanceCorrection(**settings)(batch)
     assert_close(got, weights)
     assert out.tolist() == outside
+
+
+@pytest.mark.parametrize(
+    ("level", "weights"),
+    [("token", [1.3, 1.5, 0.9]), ("sequence", [1.3, 1.35, 1.35]), ("geometric", [1.3, 1.35**0.5, 1.35**0.5])],
+)
+def test_importance_correction_leaves_offline_tokens_alone(level, weights):
+    """The first response begins with two tokens from elsewhere; one of them has no log-prob at all."""
+    ratio = f64(7.0, math.nan, 1.3, 1.5, 0.9)
+    offline = torch.tensor([True, True, False, False, False])
+    batch = token_batch(OLD, OLD, ADVANTAGE, RESPONSE, rollout_logprobs=OLD - ratio.log(), off_policy=offline)
+    got, outside = ImportanceCorrection(level=level, high=2.0)(batch)
+    assert_close(got, [1.0, 1.0, *weights])
+    assert outside.tolist() == [0] * 5
+    masked, _ = ImportanceCorrection(level=level, mode="mask", high=1.2)(batch)
+    assert masked[:2].tolist() == [1, 1], "also where the response's own tokens are dropped"
+
+
+def test_gspo_token_gives_every_token_its_responses_ratio_to_the_last_bit():
+    """In float32, whatever the size of the log-probs: the clip range is narrow."""
+    generator = torch.Generator().manual_seed(0)
+    old = -30 * torch.rand(64, generator=generator)
+    new = old + math.log(1.0004)
+    batch = token_batch(new, old, -torch.ones(64), [0] * 64)  # where A < 0 the ratio is not bounded above
+    batch = type(batch)(**{**batch.__dict__, **{n: getattr(batch, n).float() for n in ("logprobs", "old_logprobs")}})
+    assert len(GSPOToken().token_loss(batch).loss.unique()) == 1
 
 
 def test_every_algorithm_has_a_yaml_that_builds(tmp_path):

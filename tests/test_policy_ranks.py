@@ -41,6 +41,7 @@ OTHER = [
     {"name": "stale", "kinds": FOUR, "gate_patience": 2, "stale_rank": 1},
     {"name": "stale-stop", "kinds": FOUR, "gate_patience": 1, "stale_rank": 1},
     {"name": "in-step", "kinds": FOUR, "gate_patience": 1, "stale_rank": None},
+    {"name": "parts", "kinds": FOUR, "part_rank": 1},
     {
         "name": "filter",
         "kinds": FOUR,
@@ -160,6 +161,14 @@ def test_an_engine_that_disagrees_on_one_rank_stops_the_optimizer_on_all(two_ran
 def test_a_non_finite_loss_on_one_rank_skips_the_update_on_all(two_ranks):
     assert two_ranks[0]["poison"]["updates"] == 0
     assert two_ranks[0]["poison"]["train/skipped_nonfinite"] == 1
+
+
+def test_a_reward_part_of_one_ranks_tasks_stops_nobody(two_ranks, tiny_model_dir):
+    """GDPO weights a part that only rank 1's task has; its mean is over the responses that have it."""
+    scores = make_batch(load_processor(tiny_model_dir), tuple(FOUR), n=3, seed=7).scores
+    values = [score.total for index in (1, 3) for score in scores[index]]
+    assert two_ranks[0]["parts"]["updates"] == 1
+    assert two_ranks[0]["parts"]["reward/tiou"] == pytest.approx(sum(values) / 6)
 
 
 def test_several_updates_happen_on_every_rank(two_ranks):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from lightning_modules.algorithms.base import RewardTable, group_mean, group_std
+from lightning_modules.algorithms.base import RewardTable, group_mean, group_std, over_spread
 from lightning_modules.metrics import all_reduce, world_size
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class GroupAdvantage:
             raise ValueError(f"advantage std={std!r}: choose group, none or task")
         if not 0 <= decay < 1:
             raise ValueError(f"advantage decay={decay} must lie in [0, 1)")
+        if eps < 0:
+            raise ValueError(f"advantage eps={eps} is added to a standard deviation and must not be negative")
         self.std = std
         self.whiten = whiten
         self.decay = decay
@@ -68,10 +71,10 @@ class GroupAdvantage:
         """Advantages of `values` [N]; a collective when whitening or task statistics are on."""
         result = values - group_mean(values, rewards.group)
         if self.std == "group":
-            result = result / (group_std(values, rewards.group) + self.eps)
+            result = over_spread(result, group_std(values, rewards.group), self.eps)
         elif self.std == "task":
             self._update_moments(values, rewards)
-            result = result / (self._task_std(rewards).to(values.dtype) + self.eps)
+            result = over_spread(result, self._task_std(rewards).to(values.dtype), self.eps)
         return whiten(result) if self.whiten else result
 
     def _update_moments(self, values: torch.Tensor, rewards: RewardTable) -> None:
@@ -82,12 +85,15 @@ class GroupAdvantage:
             for i, amount in enumerate((len(members), members.sum(), members.square().sum())):
                 entry[i] += float(amount)
         for task, (count, total, squares) in sorted(_add_over_ranks(sums).items()):
+            if not math.isfinite(squares):
+                continue  # such a step is skipped; it must not stay in the moments for ever
             new = (total / count, squares / count)
             old = self.moments.get(task, new)
             self.moments[task] = tuple(self.decay * o + (1 - self.decay) * n for o, n in zip(old, new, strict=True))
 
     def _task_std(self, rewards: RewardTable) -> torch.Tensor:
-        spread = [max(self.moments[t][1] - self.moments[t][0] ** 2, 0.0) ** 0.5 for t in rewards.tasks]
+        moments = [self.moments.get(task, (math.nan, math.nan)) for task in rewards.tasks]
+        spread = [max(square - mean**2, 0.0) ** 0.5 for mean, square in moments]
         return torch.tensor(spread, dtype=torch.float64)[rewards.group]
 
     def state(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class RewardTable:
     group: torch.Tensor
     """int64 [N] which prompt each response answers, ascending, 0-based without gaps."""
     parts: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Named reward components, float [N] each (accuracy, format, ...)."""
+    """Named reward components, float [N] each (accuracy, format, ...); NaN where a response's task has no such part."""
     correct: torch.Tensor | None = None
     """float [N] accuracy in [0, 1]."""
     lengths: torch.Tensor | None = None
@@ -129,17 +129,19 @@ class DynamicSampling:
     """Batches generated for one step; then it is made with what is there, and with nothing at all the run stops."""
 
     def __post_init__(self) -> None:
-        if self.max_rounds < 1 or (self.target_groups is not None and self.target_groups < 1):
-            raise ValueError(f"dynamic sampling needs max_rounds and target_groups of at least 1, got {self}")
+        for value in (self.max_rounds, *([] if self.target_groups is None else [self.target_groups])):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"dynamic sampling needs whole numbers of at least 1, got {self}")
 
 
 class Algorithm(ABC):
     """Base of all algorithms.
 
     Args:
-        aggregation: `token-mean` (DAPO): every token of the global batch counts the same; `seq-mean-token-mean`
-            (GRPO): every response counts the same; `seq-mean-token-sum-norm` (Dr.GRPO): token sums divided by the
-            constant `max_tokens`, averaged over responses.
+        aggregation: `token-mean`: every token of the global batch counts the same (DAPO's and CISPO's equations take
+            this mean within each prompt's group; over the batch as in veRL and TRL); `seq-mean-token-mean` (GRPO):
+            every response counts the same; `seq-mean-token-sum-norm` (Dr.GRPO): token sums divided by the constant
+            `max_tokens`, averaged over responses.
         max_tokens: the constant of `seq-mean-token-sum-norm`.
         kl: penalty towards a reference model; None = off.
     """
@@ -150,6 +152,8 @@ class Algorithm(ABC):
     """Whether advantages compare the responses of one prompt, so that a single response carries no signal."""
     reads_total = True
     """Whether advantages come from the total reward; a KL penalty in the reward acts on nothing else."""
+    reads_rewards = True
+    """Whether advantages depend on rewards at all; without that, the policy's own samples teach it nothing."""
     dynamic_sampling: DynamicSampling | None = None
     """Set by algorithms that discard groups without signal and generate until the batch is full."""
 
@@ -161,8 +165,10 @@ class Algorithm(ABC):
     ) -> None:
         if aggregation not in AGGREGATIONS:
             raise ValueError(f"aggregation={aggregation!r} is unknown; choose one of {', '.join(AGGREGATIONS)}")
-        if aggregation == "seq-mean-token-sum-norm" and not max_tokens:
-            raise ValueError("aggregation='seq-mean-token-sum-norm' divides by max_tokens: set it (> 0)")
+        if aggregation == "seq-mean-token-sum-norm" and (max_tokens is None or max_tokens <= 0):
+            raise ValueError(
+                f"aggregation='seq-mean-token-sum-norm' divides by max_tokens={max_tokens}: give a number above 0"
+            )
         self.aggregation = aggregation
         self.max_tokens = max_tokens
         self.step = 0
@@ -253,6 +259,11 @@ def group_std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     Exactly 0 for equal values (the offset keeps rounding of the mean out): callers ask for groups without spread.
     """
     return _per_group(values, group, lambda v: (v - v[0]).std() if len(v) > 1 else v.new_zeros(()))
+
+
+def over_spread(centred: torch.Tensor, spread: torch.Tensor, eps: float) -> torch.Tensor:
+    """centred / (spread + eps); 0 for values without spread, also where eps is 0."""
+    return centred / (spread + eps).clamp_min(torch.finfo(centred.dtype).tiny)
 
 
 def _per_group(

@@ -37,6 +37,10 @@ class DAPO(GRPO):
         **grpo: Any,
     ) -> None:
         super().__init__(**{"clip_high": 0.28, "aggregation": "token-mean", **grpo})
+        if overlong_max is None and overlong_buffer is not None:
+            raise ValueError(f"overlong_buffer={overlong_buffer} needs overlong_max, the length with full punishment")
+        if overlong_weight < 0:
+            raise ValueError(f"overlong_weight={overlong_weight} would reward long responses: use 0 or more")
         if overlong_max is not None and overlong_buffer is None:
             overlong_buffer = max(1, overlong_max // 5)
         if overlong_max is not None and not 0 < overlong_buffer <= overlong_max:

@@ -16,9 +16,9 @@ class DrGRPO(GRPO):
 
     Args:
         max_tokens: the constant divisor, usually the longest response.
-        **grpo: see `GRPO`.
+        **grpo: see `GRPO`; without `advantage` rewards are centred, not divided.
     """
 
     def __init__(self, max_tokens: int, **grpo: Any) -> None:
-        defaults = {"aggregation": "seq-mean-token-sum-norm", "advantage": GroupAdvantage(std="none")}
-        super().__init__(max_tokens=max_tokens, **{**defaults, **grpo})
+        grpo["advantage"] = grpo.get("advantage") or GroupAdvantage(std="none")
+        super().__init__(max_tokens=max_tokens, **{"aggregation": "seq-mean-token-sum-norm", **grpo})

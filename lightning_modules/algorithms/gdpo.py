@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from lightning_modules.algorithms.advantage import whiten
-from lightning_modules.algorithms.base import RewardTable, group_mean, group_std
+from lightning_modules.algorithms.base import RewardTable, group_mean, group_std, over_spread
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.metrics import all_reduce
 
 
 class GDPO(GRPO):
@@ -18,7 +19,8 @@ class GDPO(GRPO):
     Adding raw rewards first maps different combinations to the same advantage; normalising first keeps them apart.
 
     Args:
-        weights: weight of every reward part by name; the parts must exist in the scores.
+        weights: weight of every reward part by name; the parts must exist in the scores, but not in every task's:
+            where a response has no such part it adds nothing.
         eps: added to each standard deviation.
         **grpo: see `GRPO`.
     """
@@ -28,22 +30,33 @@ class GDPO(GRPO):
 
     def __init__(self, weights: Mapping[str, float] | None = None, eps: float = 1e-6, **grpo: Any) -> None:
         super().__init__(**grpo)
-        self.weights = dict(weights or {"accuracy": 1.0, "format": 1.0})
+        self.weights = {"accuracy": 1.0, "format": 1.0} if weights is None else dict(weights)
+        if not any(self.weights.values()):
+            raise ValueError(f"GDPO weights={self.weights} leave no reward: give one part a weight other than 0")
+        if eps < 0:
+            raise ValueError(f"GDPO eps={eps} is added to a standard deviation and must not be negative")
         self.eps = eps
+        self._seen: set[str] = set()
 
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
         """See the class; a collective.
 
         Raises:
-            ValueError: a weighted part is not among the scores.
+            ValueError: a weighted part has never been among the scores of any rank.
         """
-        missing = sorted(set(self.weights) - set(rewards.parts))
-        if missing and len(rewards.total):
-            raise ValueError(f"GDPO weights name reward parts {missing}; the scores hold {sorted(rewards.parts)}")
+        self._check_parts(rewards)
         total = torch.zeros_like(rewards.total)
         for name, weight in self.weights.items():
-            if len(total):
-                values = rewards.parts[name].to(total.dtype)
+            if name in rewards.parts:
+                values = rewards.parts[name].to(total.dtype).nan_to_num(nan=0.0)
                 centred = values - group_mean(values, rewards.group)
-                total = total + weight * centred / (group_std(values, rewards.group) + self.eps)
+                total = total + weight * over_spread(centred, group_std(values, rewards.group), self.eps)
         return whiten(total)
+
+    def _check_parts(self, rewards: RewardTable) -> None:
+        # Over all ranks: which tasks a rank's prompts belong to differs from step to step.
+        here = torch.tensor([len(rewards.total) > 0, *(name in rewards.parts for name in self.weights)])
+        scored, *present = all_reduce(here.double(), "max").bool().tolist()
+        self._seen |= {name for name, found in zip(self.weights, present, strict=True) if found}
+        if scored and (missing := sorted(set(self.weights) - self._seen)):
+            raise ValueError(f"GDPO weights name reward parts {missing}; the scores hold {sorted(rewards.parts)}")

@@ -27,6 +27,17 @@ class ClipSchedule:
     steps: int
     """RL steps until the end."""
 
+    def __post_init__(self) -> None:
+        check_clip_range(self.low, self.high, "clip_schedule.low", "clip_schedule.high")
+        if self.steps < 1:
+            raise ValueError(f"clip_schedule.steps={self.steps} must be at least 1")
+
+
+def check_clip_range(low: float, high: float, low_name: str = "clip_low", high_name: str = "clip_high") -> None:
+    """Raise ValueError for clip distances that bound no ratio."""
+    if not 0 <= low < 1 or high < 0:
+        raise ValueError(f"{low_name}={low} must lie in [0, 1) and {high_name}={high} be at least 0")
+
 
 def clipped_surrogate(
     logprobs: torch.Tensor,
@@ -96,8 +107,7 @@ class GRPO(Algorithm):
         clip_schedule: ClipSchedule | None = None,
     ) -> None:
         super().__init__(aggregation, max_tokens, kl)
-        if not 0 <= clip_low < 1 or clip_high < 0:
-            raise ValueError(f"clip_low={clip_low} must lie in [0, 1) and clip_high={clip_high} be at least 0")
+        check_clip_range(clip_low, clip_high)
         if dual_clip is not None and dual_clip <= 1:
             raise ValueError(f"dual_clip={dual_clip} must be greater than 1 (or null)")
         given = {"dual_clip": dual_clip, "advantage": advantage, "clip_schedule": clip_schedule}
@@ -113,7 +123,7 @@ class GRPO(Algorithm):
         """See `Algorithm.begin_step`: place the clip range."""
         super().begin_step(step)
         if self.clip_schedule is not None:
-            part = min(1.0, step / max(1, self.clip_schedule.steps))
+            part = min(1.0, step / self.clip_schedule.steps)
             self.clip_low = self._first_low + part * (self.clip_schedule.low - self._first_low)
             self.clip_high = self._first_high + part * (self.clip_schedule.high - self._first_high)
 

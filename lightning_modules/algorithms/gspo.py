@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_modules.algorithms.base import TokenBatch, TokenLoss
-from lightning_modules.algorithms.grpo import GRPO, clip_fractions, clipped_surrogate
+from lightning_modules.algorithms.grpo import GRPO, clipped_surrogate
 
 
 class GSPO(GRPO):
@@ -35,9 +35,8 @@ class GSPOToken(GSPO):
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """-min(s_t A_t, clip(s_t) A_t) with s_t = sg[s] pi_t / sg[pi_t]."""
         mean = batch.response_mean(batch.logprobs - batch.old_logprobs).detach()[batch.response]
-        ratio = (mean + batch.logprobs - batch.logprobs.detach()).exp()
-        out = clipped_surrogate(
-            ratio.log(), ratio.new_zeros(()), batch.advantages, self.clip_low, self.clip_high, self.dual_clip
+        # The difference is exactly 0, so that every token has its response's ratio to the last bit: the clip is narrow.
+        log_ratio = mean + (batch.logprobs - batch.logprobs.detach())
+        return clipped_surrogate(
+            log_ratio, log_ratio.new_zeros(()), batch.advantages, self.clip_low, self.clip_high, self.dual_clip
         )
-        clipped = clip_fractions(mean.exp(), batch.advantages, self.clip_low, self.clip_high)
-        return TokenLoss(out.loss, {**out.diagnostics, **clipped})

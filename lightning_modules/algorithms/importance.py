@@ -45,15 +45,15 @@ class ImportanceCorrection:
 
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weights [R], 1 where the ratio left the bounds [R]); offline tokens keep weight 1."""
-        log_ratio = batch.old_logprobs.detach() - batch.rollout_logprobs
-        if batch.off_policy is not None:
-            log_ratio = log_ratio.masked_fill(batch.off_policy, 0.0)
+        """(weights [R], 1 where the ratio left the bounds [R]); offline tokens keep weight 1 and count for nobody's."""
+        offline = torch.zeros_like(batch.response, dtype=torch.bool) if batch.off_policy is None else batch.off_policy
+        log_ratio = (batch.old_logprobs.detach() - batch.rollout_logprobs).masked_fill(offline, 0.0)
         if self.level != "token":
-            log_ratio = batch.response_mean(log_ratio)
-            if self.level == "sequence":
-                log_ratio = log_ratio * batch.lengths
-            log_ratio = log_ratio[batch.response]
+            nothing = log_ratio.new_zeros(len(batch.lengths))
+            total = nothing.index_add(0, batch.response, log_ratio)
+            if self.level == "geometric":
+                total = total / nothing.index_add(0, batch.response, (~offline).to(total.dtype)).clamp_min(1.0)
+            log_ratio = total[batch.response].masked_fill(offline, 0.0)
         ratio = log_ratio.clamp(-20.0, 20.0).exp()
         outside = ratio > self.high
         if self.mode == "truncate":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -16,7 +17,8 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KLKind
 
     With d = logprobs - ref_logprobs (http://joschu.net/blog/kl-approx.html): k1 = d (unbiased, high variance),
     k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, non-negative; GRPO's), abs = |d|, mse = d^2 / 2 (veRL's name of k2).
-    veRL also bounds k3 to [-10, 10]; here only the exponential's argument is bounded.
+    veRL also bounds k3 to [-10, 10]; here only the exponential's argument is bounded. In the loss, on policy, the
+    gradient of k1 is zero in expectation and that of k2 is the gradient of the divergence: k1 is for the reward.
 
     Args:
         logprobs: float [R].
@@ -45,7 +47,8 @@ class KLPenalty:
         where: `loss` adds beta * KL to every token's loss; `reward` subtracts beta * (sum of KL over the response)
             from its reward, with the policy before the step.
         target: mean KL per token that an adaptive weight aims at; None = fixed weight.
-        horizon: responses over which an adaptive weight changes by at most 20 % (arXiv 1909.08593, section 2.2).
+        horizon: responses over which an adaptive weight changes by at most 20 % (arXiv 1909.08593, section 2.2); a step
+            of more responses than that changes it by 20 % too.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class KLPenalty:
             raise ValueError(f"kl where={where!r}: choose loss or reward")
         if target is not None and (target <= 0 or horizon <= 0):
             raise ValueError(f"adaptive kl needs target > 0 and horizon > 0; got target={target}, horizon={horizon}")
+        if target is not None and beta == 0:
+            raise ValueError(f"kl beta=0 stays 0 whatever target={target} asks for: start from a positive weight")
         self.beta = float(beta)
         self.kind: KLKind = kind
         self.where = where
@@ -75,14 +80,14 @@ class KLPenalty:
         return kl_estimate(logprobs, ref_logprobs, self.kind)
 
     def adapt(self, mean_kl: float, responses: float) -> None:
-        """Move an adaptive weight after a step whose mean KL per token was `mean_kl`.
+        """Move an adaptive weight after a step whose mean KL per token was `mean_kl`; not a number leaves it.
 
         Example: target 0.1, horizon 100, mean KL 0.2 over 10 responses: beta grows by 0.2 * 10 / 100 = 2 %.
         """
-        if self.target is None:
+        if self.target is None or math.isnan(mean_kl):
             return
         error = min(max(mean_kl / self.target - 1.0, -0.2), 0.2)
-        self.beta *= 1.0 + error * responses / self.horizon
+        self.beta *= 1.0 + error * min(1.0, responses / self.horizon)
 
     def state(self) -> dict[str, float]:
         """The adaptive weight."""

@@ -24,7 +24,8 @@ class Luffy(GRPO):
     """
 
     def __init__(self, gamma: float = 0.1, **grpo: Any) -> None:
-        super().__init__(**{"advantage": GroupAdvantage(std="none"), "aggregation": "token-mean", **grpo})
+        grpo["advantage"] = grpo.get("advantage") or GroupAdvantage(std="none")
+        super().__init__(**{"aggregation": "token-mean", **grpo})
         if gamma <= 0:
             raise ValueError(f"gamma={gamma} must be positive")
         self.gamma = gamma

@@ -42,6 +42,8 @@ class PassK(GRPO):
         super().__init__(**grpo)
         if k < 1:
             raise ValueError(f"k={k} must be at least 1")
+        if not 0 < threshold <= 1:
+            raise ValueError(f"threshold={threshold} must lie in (0, 1], else all answers or none count as right")
         self.k = k
         self.threshold = threshold
 

@@ -18,12 +18,14 @@ class SAPO(GRPO):
     Args:
         tau_positive: temperature for A > 0.
         tau_negative: temperature for A <= 0; the larger, the faster the gradient fades.
-        **grpo: see `GRPO`; the clip range is not used.
+        **grpo: see `GRPO`, without a clip range.
     """
 
     ignored = ("dual_clip", "clip_schedule")
 
     def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05, **grpo: Any) -> None:
+        if useless := sorted({"clip_low", "clip_high"} & set(grpo)):
+            raise ValueError(f"SAPO does not read {', '.join(useless)}: leave it out")
         super().__init__(**grpo)
         if min(tau_positive, tau_negative) <= 0:
             raise ValueError(f"tau_positive={tau_positive} and tau_negative={tau_negative} must be positive")

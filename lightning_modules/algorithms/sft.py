@@ -11,6 +11,8 @@ class Supervised(Algorithm):
     """Negative log-likelihood per token."""
 
     group_based = False
+    reads_rewards = False
+    reads_total = False
 
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
         """One for every response."""

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from datamodules.types import StepBatch
 from lightning_modules.algorithms.base import DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
+from lightning_modules.algorithms.gdpo import GDPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.collect import collect
@@ -61,9 +62,12 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         # Another reference than the policy, so that the penalty has a gradient.
         for parameter in reference.parameters():
             parameter.data.mul_(1.01)
+    algorithm = GRPO(clip_high=0.28, kl=kl)
+    if "part_rank" in case:
+        algorithm = GDPO(weights={"accuracy": 1.0, "tiou": 1.0})
     updater = PolicyUpdater(
         policy,
-        GRPO(clip_high=0.28, kl=kl),
+        algorithm,
         layout,
         context(family, processor),
         settings,
@@ -77,6 +81,8 @@ def run_case(case: dict, family, path: str, mesh, processor, cache: dict) -> tup
         part.groups, part.scores = [], []
     if dist.get_rank() == case.get("poison_rank"):
         part.scores[0] = tuple(dataclasses.replace(score, total=float("nan")) for score in part.scores[0])
+    if dist.get_rank() == case.get("part_rank"):
+        part.scores = [tuple(dataclasses.replace(s, parts={"tiou": s.total}) for s in scores) for scores in part.scores]
     if "informative" in case:
         fill_from_rounds(case, part)
     if "gate_patience" in case:
