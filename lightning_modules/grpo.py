@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from lightning_modules.dynamic_sampling import GroupFilter, next_round
 from lightning_modules.layouts.base import Context
 from lightning_modules.layouts.patchify import Patchifier
-from lightning_modules.optim import OptimizerSettings, build_optimizer
+from lightning_modules.optim import OptimizerSettings, build_optimizer, check_frozen_parts
 from lightning_modules.replay import dump_batch
 from lightning_modules.update import PolicyUpdater, UpdateSettings, check_layout
 
@@ -76,21 +77,25 @@ class GRPOLightningModule(L.LightningModule):
         reference_offload: bool = False,
     ) -> None:
         super().__init__()
-        if dtype not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"dtype={dtype!r}: choose float32, bfloat16 or float16")
+        if dtype not in ("float32", "bfloat16"):
+            # AdamW's second moments and epsilon vanish in float16.
+            raise ValueError(f"dtype={dtype!r}: choose float32 or bfloat16")
+        if logprob_chunk < 1:
+            raise ValueError(f"logprob_chunk={logprob_chunk} must be at least 1")
+        check_frozen_parts(frozen_parts)
         self.automatic_optimization = False
         self.model_path = str(model_path)
         self.family = family
         self.algorithm = algorithm
         self.layout = layout
         self.optimizer_settings = optimizer or OptimizerSettings()
-        self.update_settings = UpdateSettings(
+        self.update_settings = _update_settings(
+            update_options or {},
             temperature=temperature,
             update_batch_size=update_batch_size,
             micro_batch_tokens=micro_batch_tokens,
             epochs=epochs,
             clip_norm=self.optimizer_settings.clip_norm,
-            **(update_options or {}),
         )
         self.parameter_dtype = getattr(torch, dtype)
         self.build_options: dict[str, Any] = {
@@ -268,3 +273,11 @@ class GRPOLightningModule(L.LightningModule):
         if self.mismatch_gate is not None:
             self.mismatch_gate.violations_in_a_row = int(state["mismatch_in_a_row"])
         self.algorithm.load_state(state["algorithm"])
+
+
+def _update_settings(options: Mapping[str, Any], **own: Any) -> UpdateSettings:
+    """The module's own arguments and `update_options`, which may hold the other fields only."""
+    others = sorted({field.name for field in dataclasses.fields(UpdateSettings)} - set(own))
+    if unknown := sorted(set(options) - set(others)):
+        raise ValueError(f"update_options names {unknown}; it takes {', '.join(others)}")
+    return UpdateSettings(**own, **options)

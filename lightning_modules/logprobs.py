@@ -36,6 +36,8 @@ def token_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature}: the trainer needs the positive temperature that was sampled with")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size} must be at least 1")
     logprobs, entropy = _ChunkedLogProbs.apply(
         hidden, weight, targets, temperature, tuple(banned_ids), with_entropy, chunk_size
     )

@@ -62,6 +62,12 @@ class MetricBag:
         entry = self._entries.setdefault(name, _Entry("sum", 0.0, 1.0))
         entry.value += float(value)
 
+    def scale(self, prefix: str, factor: float) -> None:
+        """Multiply the sums whose name starts with `prefix`."""
+        for name, entry in self._entries.items():
+            if name.startswith(prefix) and entry.reduction == "sum":
+                entry.value *= factor
+
     def max(self, name: str, value: float) -> None:
         """Keep the largest value."""
         self._extreme(name, value, "max")

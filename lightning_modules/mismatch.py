@@ -22,6 +22,9 @@ class MismatchGate:
     def __init__(self, max_kl: float | None = 0.05, max_diff: float | None = None, patience: int = 1) -> None:
         if patience < 1:
             raise ValueError(f"patience={patience} must be at least 1")
+        for name, bound in (("max_kl", max_kl), ("max_diff", max_diff)):
+            if bound is not None and bound <= 0:
+                raise ValueError(f"{name}={bound} would refuse every step: give a positive bound, or null for none")
         self.max_kl = max_kl
         self.max_diff = max_diff
         self.patience = patience

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -45,14 +45,36 @@ class OptimizerSettings:
         unknown = sorted(set(self.part_lr) - set(PARTS))
         if unknown:
             raise ValueError(f"part_lr names {unknown}; the parts of a model are {list(PARTS)}")
+        for name, rate in {"lr": self.lr, **{f"part_lr.{part}": rate for part, rate in self.part_lr.items()}}.items():
+            if rate < 0:
+                raise ValueError(f"{name}={rate} is negative; 0 keeps a part where it is")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={list(self.betas)} must be two numbers in [0, 1)")
+        for name in ("eps", "weight_decay", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ValueError(f"schedule={self.schedule!r} is unknown; choose constant, linear or cosine")
-        if self.schedule != "constant" and not self.total_steps:
-            raise ValueError(f"schedule={self.schedule!r} needs total_steps (optimizer steps until the floor)")
+        if self.schedule != "constant" and (self.total_steps is None or self.total_steps < 1):
+            raise ValueError(
+                f"schedule={self.schedule!r} needs total_steps, the optimizer steps until the floor: "
+                f"got {self.total_steps}"
+            )
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"clip_norm={self.clip_norm} must be positive, or null for no clipping")
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor={self.floor} is a fraction of the learning rate: 0 to 1")
+
+
+def check_frozen_parts(parts: Collection[str]) -> None:
+    """Raise ValueError for parts that no model has, and when nothing would be left to train."""
+    from lightning_modules.families.base import PARTS
+
+    unknown = sorted(set(parts) - set(PARTS))
+    if unknown:
+        raise ValueError(f"frozen_parts names {unknown}; the parts of a model are {list(PARTS)}")
+    if set(parts) == set(PARTS):
+        raise ValueError(f"frozen_parts={list(parts)} leaves nothing to train: take one out")
 
 
 def schedule_factor(step: int, settings: OptimizerSettings) -> float:

@@ -123,15 +123,17 @@ class PolicyUpdater:
         cache = self._cache(data, bag, old_needed)
         diagnostics.log_sources(bag, data, cache.advantages)
         diagnostics.log_rewards(bag, data, torch.tensor([float(cache.advantages[k]) for k in data.keys]), batch)
-        updates = 0
+        for part, lr in learning_rates(optimizer).items():  # before the scheduler moves them
+            bag.max(f"lr/{part}", lr)
+        updates = tried = 0
         for keys in minibatches * self.settings.epochs:
             updates += self._update(data, keys, cache, optimizer, scheduler, bag, first=updates == 0)
+            tried += 1
             if self.rejected:
                 break
         self.patches.begin(keep=False)
+        bag.scale("losses/", 1 / tried)
         bag.max("train/updates", updates)
-        for part, lr in learning_rates(optimizer).items():
-            bag.max(f"lr/{part}", lr)
         return updates, bag
 
     def _minibatches(self, batch: StepBatch, data: Collected) -> list[list[Key]]:

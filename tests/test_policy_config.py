@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_class, instantiate
@@ -13,7 +15,7 @@ from omegaconf import OmegaConf
 
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.grpo import GRPOLightningModule
-from lightning_modules.launch.preflight import layout_problems, method_problems
+from lightning_modules.launch.preflight import arithmetic_problems, layout_problems, method_problems
 from lightning_modules.layouts.base import Layout
 
 CONF = ROOT / "conf"
@@ -121,3 +123,58 @@ def test_preflight_refuses_a_layout_that_is_not_exact(family, layout, problems):
     plain = OmegaConf.to_container(config, resolve=True)
     assert layout_problems(plain) == problems
     assert method_problems(plain) == problems
+
+
+_base = functools.cache(composed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["module.epochs=0"], "module.epochs=0 must be a whole number of at least 1"),
+        (["module.update_batch_size=2.5"], "module.update_batch_size=2.5 must be a whole number of at least 1"),
+        (["module.micro_batch_tokens=-1"], "module.micro_batch_tokens=-1 must be a whole number"),
+        (["module.logprob_chunk=-3"], "module.logprob_chunk=-3 must be at least 1"),
+        (["module.dtype=float16"], "module.dtype='float16': choose float32 or bfloat16"),
+        (["module.frozen_parts=[eyes]"], "module.frozen_parts names ['eyes']; the parts of a model are"),
+        (["module.frozen_parts=[vision_tower,merger,language_model]"], "leaves nothing to train"),
+        (["module.optimizer.lr=-1"], "module.optimizer: lr=-1 is negative"),
+        (["module.optimizer.schedule=step"], "module.optimizer: schedule='step' is unknown; choose constant"),
+        (["module.mismatch_gate.patience=0"], "module.mismatch_gate: patience=0 must be at least 1"),
+        (["module.update_options.entropi=true"], "module.update_options names ['entropi']; it takes entropy,"),
+        (
+            ["module.update_options.importance.mode=mask"],
+            "importance={'mode': 'mask'} lacks its class: add _target_: lightning_modules.",
+        ),
+        (["rollout.sampling.temperature=0"], "module.temperature=0: training needs samples of a positive temperature"),
+        (["module.temperature=0.5"], "module.temperature=0.5 but rollout.sampling.temperature=1.0; leave"),
+        (["rollout.sampling.n=0"], "rollout.sampling: n=0: at least one response per prompt"),
+        (["algorithm=grpo_kl", "algorithm.kl.kind=k9"], "algorithm.kl: kl kind='k9' is unknown; choose one of k1"),
+        (["algorithm=supervised"], "Supervised learns from given answers, not from rewards of the policy's own"),
+        (["experiment=tiny_sft", "algorithm=rloo"], "RLOO learns from rewards, which given answers do not differ in"),
+        (
+            ["algorithm=dapo", "algorithm.dynamic_sampling.target_groups=481"],
+            "target_groups=481 is more than max_rounds=10 batches of data.rollout_batch_size=48 hold; use at most 480",
+        ),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(overrides, problem):
+    groups = tuple(override for override in overrides if "." not in override.partition("=")[0])
+    first = () if groups and groups[0].startswith("experiment") else ("experiment=tiny_cpu",)
+    config = _base(*first, *groups).copy()
+    for override in overrides[len(groups) :]:
+        key, _, value = override.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+    (found,) = method_problems(OmegaConf.to_container(config, resolve=True))
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "key", ["trainer.devices", "data.rollout_batch_size", "rollout.engine.tensor_parallel_size", "max_steps"]
+)
+def test_counts_that_count_nothing_are_named_alone(key):
+    config = _base("experiment=tiny_cpu").copy()
+    for value, fix in ((0, "1 or more"), (-2, "1 or more"), ("two", "a whole number")):
+        OmegaConf.update(config, key, value)
+        assert arithmetic_problems(OmegaConf.to_container(config, resolve=True)) == [f"{key}={value}; use {fix}"]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from lightning_modules.algorithms.advantage import GroupAdvantage
-from lightning_modules.algorithms.base import Counts, RewardTable, TokenBatch
-from lightning_modules.algorithms.grpo import GRPO, clipped_surrogate
+from lightning_modules.algorithms.base import Counts, DynamicSampling, RewardTable, TokenBatch
+from lightning_modules.algorithms.grpo import GRPO, ClipSchedule, clipped_surrogate
 from lightning_modules.algorithms.passk import PassK
 from lightning_modules.algorithms.reinforce_pp import ReinforcePP
+from lightning_modules.mismatch import MismatchGate
 
 
 def table(totals, groups, **more):
@@ -87,12 +88,27 @@ def test_weights_by_hand(aggregation, weights):
 def test_bad_settings_are_said_with_their_values():
     with pytest.raises(ValueError, match=r"aggregation='mean'.*token-mean"):
         GRPO(aggregation="mean")
-    with pytest.raises(ValueError, match=r"max_tokens"):
-        GRPO(aggregation="seq-mean-token-sum-norm")
+    for wrong in (None, 0, -5):  # a negative divisor would turn the loss round
+        with pytest.raises(ValueError, match=f"divides by max_tokens={wrong}"):
+            GRPO(aggregation="seq-mean-token-sum-norm", max_tokens=wrong)
     with pytest.raises(ValueError, match=r"clip_low=1\.5"):
         GRPO(clip_low=1.5)
     with pytest.raises(ValueError, match=r"dual_clip=0\.5"):
         GRPO(dual_clip=0.5)
+    with pytest.raises(ValueError, match=r"eps=-1"):
+        GroupAdvantage(eps=-1)
+    for schedule in ({"low": 1.5}, {"high": -1}, {"steps": 0}):
+        with pytest.raises(ValueError, match=r"clip_schedule\.{}={}".format(*next(iter(schedule.items())))):
+            ClipSchedule(**{"low": 0.2, "high": 0.3, "steps": 10, **schedule})
+    for threshold in (0, 2):
+        with pytest.raises(ValueError, match=f"threshold={threshold}"):
+            PassK(threshold=threshold)
+    for wrong in (0, 2.5):
+        with pytest.raises(ValueError, match=f"target_groups={wrong}"):
+            DynamicSampling(target_groups=wrong)
+    for bound in ("max_kl", "max_diff"):
+        with pytest.raises(ValueError, match=f"{bound}=-1 would refuse every step"):
+            MismatchGate(**{bound: -1})
 
 
 def test_groups_too_small_to_compare_are_refused_with_their_sample():

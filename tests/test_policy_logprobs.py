@@ -72,3 +72,9 @@ def test_temperature_zero_is_refused():
     hidden, weight, targets = inputs()
     with pytest.raises(ValueError, match="temperature=0"):
         token_logprobs(hidden, weight, targets, 0)
+
+
+def test_chunks_without_tokens_are_refused():
+    """A negative step would fill nothing and return whatever lay in memory."""
+    with pytest.raises(ValueError, match="chunk_size=-3"):
+        token_logprobs(*inputs(), chunk_size=-3)

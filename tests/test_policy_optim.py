@@ -40,6 +40,16 @@ def test_bad_settings():
         OptimizerSettings(part_lr={"eyes": 1.0})
     with pytest.raises(ValueError, match="clip_norm=0"):
         OptimizerSettings(clip_norm=0)
+    for wrong in ({"lr": -1}, {"eps": -1}, {"weight_decay": -1}, {"warmup_steps": -1}):
+        with pytest.raises(ValueError, match="{}={}".format(*next(iter(wrong.items())))):
+            OptimizerSettings(**wrong)
+    with pytest.raises(ValueError, match=r"part_lr\.merger=-1"):
+        OptimizerSettings(part_lr={"merger": -1})
+    for betas in ([0.9], [0.9, 1.0]):
+        with pytest.raises(ValueError, match=r"betas=\[0\.9.*two numbers"):
+            OptimizerSettings(betas=betas)
+    with pytest.raises(ValueError, match="got -5"):
+        OptimizerSettings(schedule="linear", total_steps=-5)
 
 
 def test_clipping_by_hand():

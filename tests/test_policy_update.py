@@ -11,6 +11,7 @@ from policy_helpers import context, load_processor, make_batch
 
 from datamodules.prepare import MediaProcessor
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.collect import collect
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.grpo import GRPOLightningModule
@@ -151,6 +152,26 @@ def test_several_updates_per_batch_compute_old_logprobs_once(tiny_model_dir, pro
     assert metrics["policy/first_ratio_error"] < 1e-5
 
 
+def test_losses_are_means_over_the_updates_of_a_step(tiny_model_dir, processor):
+    """Three passes that do not move the policy have the loss of one."""
+    losses = []
+    for epochs in (1, 3):
+        updater = make_updater(tiny_model_dir, processor, epochs=epochs)
+        _, bag = updater.run(make_batch(processor, ("text",)), torch.optim.SGD(updater.policy.parameters(), lr=0.0))
+        losses.append(bag.reduce()["losses/policy"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5, abs=1e-7)
+
+
+def test_the_learning_rate_logged_is_the_one_used(tiny_model_dir, processor):
+    module = make_module(tiny_model_dir, optimizer=OptimizerSettings(lr=0.4, warmup_steps=4))
+    chosen = module.configure_optimizers()
+    rates = []
+    for _ in range(2):
+        module.update(make_batch(processor, ("text",)), chosen["optimizer"], chosen["lr_scheduler"]["scheduler"])
+        rates.append(module.step_metrics["lr/language_model"])
+    assert rates == pytest.approx([0.1, 0.2])
+
+
 def test_on_policy_update_runs_no_extra_pass(tiny_model_dir, processor):
     updater = make_updater(tiny_model_dir, processor)
     forwards = []
@@ -206,6 +227,21 @@ def test_nonfinite_step_is_skipped_dumped_and_stops_the_run(tiny_model_dir, proc
     direct = make_module(tiny_model_dir)
     direct.update(batch, direct.configure_optimizers()["optimizer"])
     assert fresh.step_metrics == direct.step_metrics
+
+
+def test_a_step_without_a_number_leaves_an_adaptive_kl_weight_alone(tiny_model_dir, processor):
+    kl = KLPenalty(beta=0.1, target=0.1, horizon=6)
+    module = make_module(tiny_model_dir, algorithm=GRPO(kl=kl))
+    optimizer = torch.optim.SGD(module.policy.parameters(), lr=0.0)
+    good = module.policy.hf.lm_head.weight[50, 5].detach().clone()
+    betas = []
+    for value in (torch.nan, good):
+        with torch.no_grad():
+            module.policy.hf.lm_head.weight[50, 5] = value
+        module.update(make_batch(processor, ("text",)), optimizer)
+        betas.append(module.step_metrics["policy/kl_beta"])
+    # Then KL 0 over 3 responses: error -0.2 * 3 / 6.
+    assert betas == pytest.approx([0.1, 0.09])
 
 
 def test_frozen_parts_stay_and_own_learning_rates_apply(tiny_model_dir, processor):

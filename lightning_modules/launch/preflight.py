@@ -14,11 +14,14 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.config import ConfigError, nearest, to_plain
+from lightning_modules.launch.config import ConfigError, build, nearest, to_plain
 from lightning_modules.launch.memory import memory_plan
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from lightning_modules.algorithms.base import Algorithm
+    from lightning_modules.grpo import GRPOLightningModule
 
 log = logging.getLogger("preflight")
 
@@ -55,6 +58,26 @@ def choice_problems(plain: dict[str, Any]) -> list[str]:
     ]
 
 
+COUNTS = (
+    "max_steps",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "data.rollout_batch_size",
+    "module.update_batch_size",
+    "rollout.engine.tensor_parallel_size",
+)
+
+
+def count_problems(plain: dict[str, Any]) -> list[str]:
+    """Numbers that count something and are no whole number of at least 1; nothing can be computed from them."""
+    found = {key: _get(plain, key, 1) for key in COUNTS}
+    return [
+        f"{key}={value}; use {'1 or more' if isinstance(value, int) else 'a whole number'}"
+        for key, value in found.items()
+        if not isinstance(value, int) or value < 1
+    ]
+
+
 def world_size(plain: dict[str, Any]) -> int:
     """Ranks of the whole run."""
     return int(plain["trainer"]["devices"]) * int(plain["trainer"]["num_nodes"])
@@ -62,7 +85,9 @@ def world_size(plain: dict[str, Any]) -> int:
 
 def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
     """Numbers that contradict each other, each with its fix."""
-    problems = choice_problems(plain)
+    problems = [*choice_problems(plain), *(impossible := count_problems(plain))]
+    if impossible:
+        return problems
     world = world_size(plain)
     data, module = plain["data"], plain["module"]
     rollout_batch = int(data["rollout_batch_size"])
@@ -84,41 +109,74 @@ def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
         problems.append(
             f"rollout.engine.tensor_parallel_size={tensor_parallel} does not divide the {world} ranks of the run"
         )
-    if int(plain["max_steps"]) < 1:
-        problems.append(f"max_steps={plain['max_steps']}; use 1 or more")
-    if int(plain["trainer"]["devices"]) < 1 or int(plain["trainer"]["num_nodes"]) < 1:
-        problems.append("trainer.devices and trainer.num_nodes start at 1")
     if "single" in plain["strategy"]["_target_"] and world > 1:
         problems.append(f"strategy=single uses one device, but the run has {world} ranks; use strategy=fsdp or ddp")
     return problems
 
 
 def method_problems(plain: dict[str, Any]) -> list[str]:
-    """What algorithm, model family, layout and rollouts ask of each other; builds the algorithm, loads nothing."""
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
+    """What algorithm, settings, family, layout and rollouts ask of each other; builds the module, loads nothing."""
     problems = layout_problems(plain)
-    if not _generates(plain):
-        return problems
     try:
-        algorithm = instantiate(plain["algorithm"], _convert_="all")
-    except InstantiationException as error:
-        return [*problems, f"algorithm: {error.__cause__ or error}"]
-    n, least = int(_get(plain, "rollout.sampling.n", 1)), algorithm.min_responses
+        module = build(plain["module"])
+    except ConfigError as error:
+        where = "" if str(error).startswith("algorithm") else "module."
+        return problems or [f"{where}{error}"]
+    if not _generates(plain):
+        return [*problems, *_answer_problems(module)]
+    try:
+        sampling = build(plain["rollout"]["sampling"])
+    except ConfigError as error:
+        return [*problems, f"rollout.sampling: {error}"]
+    algorithm, n, least = module.algorithm, sampling.n, module.algorithm.min_responses
     if n < least:
         problems.append(
             f"rollout.sampling.n={n}: {type(algorithm).__name__} compares the responses of one prompt and needs at "
             f"least {least}; use n={least} or more, or an algorithm that takes single responses (reinforce_pp, remax)"
         )
+    if not algorithm.reads_rewards:
+        problems.append(
+            f"algorithm: {type(algorithm).__name__} learns from given answers, not from rewards of the policy's own: "
+            "use module=sft, or another algorithm"
+        )
+    if module.update_settings.temperature != sampling.temperature:
+        problems.append(
+            f"module.temperature={module.update_settings.temperature} but rollout.sampling.temperature="
+            f"{sampling.temperature}; leave module.temperature out"
+        )
+    problems += _filling_problems(algorithm, plain)
     limit, prompt = _get(plain, "rollout.engine.max_model_len"), _get(plain, "data.max_prompt_tokens")
-    response = int(_get(plain, "rollout.sampling.max_tokens", 0))
+    response = sampling.max_tokens
     if limit and prompt and int(prompt) + response > int(limit):
         problems.append(
             f"data.max_prompt_tokens={prompt} and rollout.sampling.max_tokens={response} exceed "
             f"rollout.engine.max_model_len={limit}; use {int(prompt) + response}"
         )
     return problems
+
+
+def _answer_problems(module: GRPOLightningModule) -> list[str]:
+    """An algorithm that compares rewards where every target is right."""
+    from lightning_modules.sft import SFTLightningModule
+
+    if not isinstance(module, SFTLightningModule) or not module.algorithm.reads_rewards:
+        return []
+    return [
+        f"algorithm: {type(module.algorithm).__name__} learns from rewards, which given answers do not differ in: "
+        "use algorithm=supervised"
+    ]
+
+
+def _filling_problems(algorithm: Algorithm, plain: dict[str, Any]) -> list[str]:
+    """A number of groups that dynamic sampling could not reach if every one carried signal."""
+    settings, batch = algorithm.dynamic_sampling, int(_get(plain, "data.rollout_batch_size", 1))
+    if settings is None or settings.target_groups is None or settings.target_groups <= settings.max_rounds * batch:
+        return []
+    return [
+        f"algorithm.dynamic_sampling.target_groups={settings.target_groups} is more than max_rounds="
+        f"{settings.max_rounds} batches of data.rollout_batch_size={batch} hold; use at most "
+        f"{settings.max_rounds * batch}"
+    ]
 
 
 def layout_problems(plain: dict[str, Any]) -> list[str]:
@@ -251,7 +309,7 @@ def print_plan(config: DictConfig) -> int:
     for key in unset:
         OmegaConf.update(config, key, "")
     plain = to_plain(config)
-    for line in plan_lines(plain):
+    for line in [] if count_problems(plain) else plan_lines(plain):
         log.info("%s", line)
     wrong = [*arithmetic_problems(plain), *method_problems(plain)]
     missing = [f"{key} is not set" for key in unset] + machine_problems(plain) + path_problems(plain)
