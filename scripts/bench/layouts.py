@@ -116,6 +116,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     pieces = layout.pieces([group], [(0, range(responses))], 10**9)
     batch = layout.collate(pieces, context)
     before = start_peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() / 2**20
     times, cpu_times = [], []
     for _ in range(arguments.repeats + 1):
         policy.zero_grad()
@@ -127,7 +130,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
         cpu_times.append(time.process_time() - cpu)
     norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters()])
-    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else peak_since(before)
+    peak = torch.cuda.max_memory_allocated() / 2**20 - before if device.type == "cuda" else peak_since(before)
     return {
         "layout": arguments.layout,
         "prompt_tokens": len(group.prompt.expanded_ids),
