@@ -167,7 +167,8 @@ class Algorithm(ABC):
             raise ValueError(f"aggregation={aggregation!r} is unknown; choose one of {', '.join(AGGREGATIONS)}")
         if aggregation == "seq-mean-token-sum-norm" and (max_tokens is None or max_tokens <= 0):
             raise ValueError(
-                f"aggregation='seq-mean-token-sum-norm' divides by max_tokens={max_tokens}: give a number above 0"
+                f"aggregation='seq-mean-token-sum-norm' divides by max_tokens={max_tokens}: give a number above 0 "
+                "(+algorithm.max_tokens=...)"
             )
         self.aggregation = aggregation
         self.max_tokens = max_tokens

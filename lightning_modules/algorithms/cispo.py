@@ -14,7 +14,8 @@ class CISPO(GRPO):
     """-sg[clip(r, 1 - low, 1 + high)] A log pi, equations 4 and 5.
 
     The paper sets no lower bound (`clip_low` close to 1 has that effect) and tunes the upper one. As in the paper the
-    weight is bounded on both sides whatever the advantage's sign.
+    weight is bounded on both sides whatever the advantage's sign. Equation 4 takes the token mean within a prompt's
+    group; see `Algorithm`.
     """
 
     ignored = ("dual_clip",)

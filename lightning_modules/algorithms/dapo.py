@@ -17,7 +17,7 @@ def soft_overlong(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.
 
 
 class DAPO(GRPO):
-    """GRPO with DAPO's four changes.
+    """GRPO with DAPO's four changes. Equation 8 takes the token mean within a prompt's group; see `Algorithm`.
 
     Args:
         overlong_max: response length with the full punishment (the sampling limit); None = no punishment.

@@ -156,7 +156,7 @@ def sweep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 command += ["--visual-tokens", str(tokens), "--responses", str(responses)]
                 command += ["--length", str(arguments.length), "--repeats", str(arguments.repeats)]
                 command += ["--threads", str(arguments.threads), "--device", arguments.device]
-                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 rows[layout] = json.loads(output.splitlines()[-1])
             entry: dict[str, Any] = {
                 "visual_tokens": tokens,
@@ -186,7 +186,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default=None, help="a Hugging Face folder; default: a random model")
-    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS))
+    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--layout", choices=list(LAYOUTS), default="padded", help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

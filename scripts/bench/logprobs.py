@@ -63,7 +63,7 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
         for name in ("vocab", "tokens", "dim", "threads"):
             command += [f"--{name}", str(getattr(arguments, name))]
         command += ["--entropy"] if arguments.entropy else []
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append(json.loads(output.splitlines()[-1]))
     best = min(row["peak_mb"] for row in rows[1:])
     settings = {name: getattr(arguments, name) for name in ("vocab", "tokens", "dim", "threads", "entropy")}
