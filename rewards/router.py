@@ -218,6 +218,9 @@ class RewardRouter:
             except (TypeError, ValueError, OverflowError) as error:
                 return Score(0.0, 0.0, 0.0, status="error", reason=f"term {name!r}: {error}"[:1000])
             total += parts[name]
+        for name, value in {**parts, "total": total}.items():
+            if not math.isfinite(value):  # one such reward would spoil the advantages of its whole batch
+                return Score(0.0, 0.0, 0.0, status="error", reason=f"reward part {name!r} is {value}")
         return Score(verdict.accuracy, well, total, parts, verdict.status, verdict.reason)
 
     def _official(self, query: Query) -> Score:

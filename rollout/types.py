@@ -52,6 +52,10 @@ class SamplingSpec:
             raise ValueError(f"n={self.n}: at least one response per prompt is needed")
         if self.temperature < 0:
             raise ValueError(f"temperature={self.temperature} is negative; use 0 for greedy")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must lie in (0, 1]; 1 is off")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} must be at least 1, or -1 for off")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: a response holds at least one token")
         both = set(self.banned_ids) & set(self.stop_ids)

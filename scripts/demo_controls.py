@@ -149,9 +149,9 @@ def compare(names: list[str], seed: int, output: Path) -> list[str]:
     ]
     for name in names:
         own = f"tiny_cpu_{name}"  # where an algorithm needs other settings than the demo's
-        known = (ROOT / "conf" / "experiment" / f"{own}.yaml").is_file()
-        chosen = (f"experiment={own}",) if known else ("experiment=tiny_cpu", f"algorithm={name}")
-        folder = trained(output, "tiny_cpu", f"{name}{seed}", seed, *chosen, "stages=null")
+        experiment = own if (ROOT / "conf" / "experiment" / f"{own}.yaml").is_file() else "tiny_cpu"
+        chosen = (f"experiment={experiment}", f"algorithm={name}", "stages=null")
+        folder = trained(output, experiment, f"{name}{seed}", seed, *chosen)
         after = evaluated(folder)
         worst = min((value, task) for task, value in after.items() if task not in (*TEXT_TASKS, "all"))
         lines.append(

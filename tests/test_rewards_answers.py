@@ -81,6 +81,14 @@ def test_a_term_that_cannot_read_the_record_costs_this_verdict_only() -> None:
     assert "overlong" in score.reason
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_masks_its_group_and_is_named(value: float) -> None:
+    router = RewardRouter(terms={"bonus": lambda query: value})
+    score = router.score(response="<answer>3</answer>", ground_truth="3", problem_type="numerical")
+    assert (score.total, score.status, score.has_verdict) == (0.0, "error", False)
+    assert score.reason == f"reward part 'bonus' is {value}"
+
+
 def test_records_from_the_shell_with_clashing_names_and_broken_text(tmp_path: Path) -> None:
     lines = [
         '{"response": "3", "ground_truth": 3, "problem_type": "numerical", "self": 1, "router": 2, "query": 3}',

@@ -146,8 +146,11 @@ def _check_option(group: str, folder: Path, value: Any) -> None:
     options = {path.stem for path in folder.glob("*.yaml")}
     chosen = value if isinstance(value, list) else [value]
     for name in chosen:
-        if name in (None, "null") or str(name) in options or isinstance(name, dict):
+        if str(name) in options:
             continue
+        if not isinstance(name, str):
+            shown = "null" if name is None else name
+            raise ConfigError(f"{group}={shown}: a name is expected, one of {', '.join(sorted(options))}")
         raise ConfigError(f"{group}={name} does not exist{nearest(str(name), options)}")
 
 
