@@ -132,17 +132,26 @@ def _requests(
     items: Sequence[BenchmarkItem], pool: PreparePool, sampling: SamplingSpec, seed: int, writer: _Writer
 ) -> Iterator[GenerateRequest | None]:
     """Requests as their items get ready; what cannot be prepared goes to the writer."""
+    by_uid = {item.uid: item for item in items}
     tasks = (Task(item.uid, item, media_key(item)) for item in items)
     for outcome in pool.run(tasks):
         if outcome is None:
             yield None
         elif outcome.reason:
-            writer.put({"uid": outcome.key, "state": FAILED, "reason": outcome.reason})
+            writer.put(
+                {"uid": outcome.key, "state": FAILED, "reason": _naming_media(by_uid[outcome.key], outcome.reason)}
+            )
         else:
             ready: ReadyItem = outcome.value
             writer.ready(outcome.key, ready)
             request_seed = response_seed(seed, 0, outcome.key, 0)
             yield GenerateRequest(outcome.key, ready.prompt, sampling, request_seed)
+
+
+def _naming_media(item: BenchmarkItem, reason: str) -> str:
+    """A reason that names the item's files: a process that was stopped or died could not say which one it was."""
+    paths = list(dict.fromkeys(ref.path for ref in (*item.sample.videos, *item.sample.images)))
+    return reason if not paths or any(Path(path).name in reason for path in paths) else f"{', '.join(paths)}: {reason}"
 
 
 class _Writer:

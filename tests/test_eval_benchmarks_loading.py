@@ -320,6 +320,21 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: 
         read_records(tmp_path / name)
 
 
+def test_a_damaged_file_does_not_end_the_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    from lightning_modules.launch.benchmarks import print_list
+
+    (tmp_path / "stvg").mkdir()
+    (tmp_path / "stvg" / "stvg.json").write_text("[{")  # whose it is would be seen in its first record
+    with caplog.at_level(logging.INFO, logger="evaluate"):
+        assert print_list(str(tmp_path)) == 0
+    (line,) = (line for line in caplog.messages if line.startswith("stvg "))
+    assert line.endswith("there (reference)")
+    with pytest.raises(ValueError, match=r"stvg.json: no JSON"):
+        catalogue.get("stvg").load(tmp_path)
+
+
 def test_a_half_download_is_named(tmp_path: Path) -> None:
     import gzip
 

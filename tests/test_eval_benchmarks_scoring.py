@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval.benchmarks import catalogue
+from eval.benchmarks.base import submit
 from eval.benchmarks.simulator import NoTargetError, reaches_target
 from eval.benchmarks.types import BenchmarkItem, ScoredItem
 from rewards.base import Score
@@ -80,6 +82,22 @@ def test_rules(
     state, by_rule, careful = ask(name, official_items(tmp_path, name)[uid], response, router)
     assert (by_rule.accuracy, careful.accuracy) == (pytest.approx(official), pytest.approx(robust))
     assert state == "ok"
+
+
+REPEATED = ("9", "9.", "9 - ", " ", "A. ", "(A", "to ", "<answer>", "[1,", "1:00 ")
+
+
+@pytest.mark.parametrize("name", catalogue.names(variants=False))
+def test_a_response_that_repeats_itself_without_end_is_soon_scored(
+    tmp_path: Path, router: RewardRouter, name: str
+) -> None:
+    entries = {entry.sample.problem_type: entry for entry in official_items(tmp_path, name).values()}
+    for unit in REPEATED:
+        response = f"Final Answer: {unit * (20_000 // len(unit))}x"
+        for entry in entries.values():
+            started = time.process_time()
+            submit(catalogue.get(name), entry, response, router, "official").result()
+            assert time.process_time() - started < 2.0, f"{entry.uid} {unit!r}"
 
 
 @pytest.mark.parametrize(
@@ -271,6 +289,15 @@ CASES = [
 @pytest.mark.parametrize(("world", "question", "record", "answer", "expected"), CASES)
 def test_simulated_worlds(world: str, question: str, record: dict, answer: str, expected: bool | None) -> None:
     assert reaches_target(world, question, record, answer) is expected
+
+
+@pytest.mark.parametrize("unit", ["a ", "a  1, b", "remove 5 from ", "Hearts", "{", " "])
+def test_simulators_soon_read_a_response_that_repeats_itself(unit: str) -> None:
+    for world, question, record, _, _ in {case[0]: case for case in CASES}.values():
+        started = time.process_time()
+        for answer in (unit * (20_000 // len(unit)), "remove 5" + " " * 20_000, "(a" + " " * 20_000):
+            reaches_target(world, question, record, answer)
+        assert time.process_time() - started < 2.0
 
 
 def test_published_moves_lead_from_state_to_state() -> None:

@@ -76,6 +76,20 @@ def test_every_item_ends_in_exactly_one_state(tmp_path, seed):
     assert stats.unanswered == {}
 
 
+def test_what_ends_in_preparation_names_its_files(tmp_path):
+    from dataclasses import replace
+
+    from datamodules.types import MediaRef
+
+    found = items(["decoder dies", "decoder raises"])
+    media = ((MediaRef("/data/a.mp4"), MediaRef("/data/a.mp4", 1.0, 2.0)), (MediaRef("/data/b:1.mp4"),))
+    found = [replace(i, sample=replace(i.sample, videos=v)) for i, v in zip(found, media, strict=True)]
+    log = RecordLog(tmp_path / "answers.jsonl")
+    run(found, log)
+    assert log.records["b:0"]["reason"] == "/data/a.mp4: the preparation process died 2 times (exit code 7)"
+    assert log.records["b:1"]["reason"] == "b:1.mp4: damaged"  # says it itself
+
+
 def test_resume_asks_the_missing_ones_only_and_again_when_the_question_changed(tmp_path):
     questions = items(["fine"] * 6)
     path = tmp_path / "answers.jsonl"

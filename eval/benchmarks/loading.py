@@ -307,7 +307,11 @@ def file_status(benchmark: Benchmark, root: Path, split: str) -> FileStatus:
     chosen, found, missing = None, [], []
     for source in benchmark.sources:
         if split in source.files:
-            here, absent = source.find(folders(benchmark, root), split)
+            try:
+                here, names = source.find(folders(benchmark, root), split)
+                absent = [f"{benchmark.name}/{name}" for name in names]
+            except ValueError as error:  # what is there is damaged
+                here, absent = [], [str(error)]
             if chosen is None and here and not absent:
                 chosen, found = source.name, here
             if not missing and source.name == "official" and chosen is None:
@@ -317,5 +321,5 @@ def file_status(benchmark: Benchmark, root: Path, split: str) -> FileStatus:
         expected_n=benchmark.expected[split],
         source=chosen,
         found=tuple(str(path) for path in found),
-        missing=tuple(f"{benchmark.name}/{name}" for name in missing),
+        missing=tuple(missing),
     )

@@ -15,6 +15,8 @@ from rewards.temporal_grounding import gold_interval
 
 _EXAMPLE = "a specific example is : 20.8 - 30.0 seconds"
 _KEYWORDS = ("start", "end", "happen")
+# Published with (\d+\.*\d*) on both sides: the same matches, but hours on a response that repeats a digit.
+_PAIR = re.compile(r"(?<!\d)(\d+(?:\.+\d*)?)\s*[-\u2013\u2014]\s*(\d+\.*\d*)")
 _CLOCK = re.compile(r"\b(?:(\d{1,2}):)?(\d{1,2}):(\d{2}(?:\.\d+)?)\b")
 
 
@@ -41,7 +43,7 @@ def _sentence_interval(text: str) -> tuple[float, float] | None:
     if len(clocks) >= 2:
         return _swapped(clocks[0], clocks[1])
     text = text.replace("to", "-")
-    pair = re.search(r"(\d+\.*\d*)\s*[-\u2013\u2014]\s*(\d+\.*\d*)", text)
+    pair = _PAIR.search(text)
     if pair:
         try:
             return _swapped(float(pair.group(1)), float(pair.group(2)))
