@@ -77,6 +77,8 @@ class BenchmarkSlices:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit}: at least one item of a benchmark, or null for all")
         self.benchmarks = [catalogue.get(name) for name in catalogue.select(benchmarks)]
         self._data_root, self._limit, self._batch_size = data_root, limit, batch_size
         self._style, self._frame_policy, self._available_only = style, frame_policy, available_only
@@ -147,12 +149,13 @@ class BenchmarkSlices:
 
     def _load(self, benchmark: Benchmark) -> tuple[list[BenchmarkItem], LoadReport]:
         if benchmark.name not in self._loaded:
+            settings = self._settings_of(benchmark)
             items, report = benchmark.load(
                 self._data_root,
                 self._style,
                 self._frame_policy,
                 available_only=self._available_only,
-                video_spec=self._settings_of(benchmark).model_video_spec() if benchmark.follows_frames else None,
+                video_spec=settings.model_video_spec() if benchmark.follows_frames else None,
             )
             chosen = evenly_spaced(items, self._limit)
             if len(chosen) < len(items):

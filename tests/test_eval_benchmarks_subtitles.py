@@ -123,6 +123,22 @@ def test_subtitles_follow_the_frames_that_are_really_shown(tmp_path: Path) -> No
     assert {(plan.height, plan.width) for plan in plans} == {spec.resized(12, info.height, info.width)}
 
 
+def test_a_run_cuts_by_its_own_frames(tmp_path: Path, tiny_model_dir: Path) -> None:
+    from test_eval_pipeline_benchmark import make_run
+
+    eval_official_files.write(tmp_path, "longvideobench")
+    folder = tmp_path / "longvideobench"
+    (folder / "videos").mkdir()
+    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
+    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 17.0], "text": "second words"}]
+    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    run = make_run(tmp_path / "out", tmp_path, tiny_model_dir, "longvideobench")
+    run.prepare()  # four frames, at 0, 8, 16 and 23.9 s: only the second line is said during one
+    (item,) = run.items()
+    assert item.sample.problem.startswith("<video>\nsecond words\nWhat is said")
+    assert item.media_bytes == ((folder / "videos" / "86Cx.mp4").stat().st_size,)
+
+
 def test_dense_subtitles_of_the_longest_video_stay_below_the_limit_of_the_engines() -> None:
     from lightning_modules.launch.config import compose
 

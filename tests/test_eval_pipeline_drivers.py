@@ -170,3 +170,15 @@ def test_lock_step_gives_up_on_an_engine_that_fails_with_everything():
     assert set(found.values()) == {"the engine was lost: bad kernel", "the engine was lost"}
     assert len(found) == 9
     assert len(sizes) == 4
+
+
+def test_engines_that_would_share_a_gpu_are_refused(monkeypatch):
+    import torch
+
+    from eval.drivers import make_async
+
+    make_async(LatencyEngine, replicas=2).close()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    make_async(LatencyEngine).close()
+    with pytest.raises(ValueError, match=r"driver.replicas=2: all would use the same GPU; driver=ray"):
+        make_async(LatencyEngine, replicas=2)
