@@ -30,7 +30,9 @@ def test_five_steps(tiny_assets, tmp_path, name):
 @pytest.mark.slow
 def test_dynamic_sampling_stopped_and_continued_equals_one_run(tiny_assets, tmp_path):
     """The position in the data is that of the rounds, not of the steps."""
-    both = ("algorithm=dapo", "algorithm.dynamic_sampling.target_groups=4")
+    # Hardly trained, the model is right about one time in a hundred: ten rounds do not always hold four such groups.
+    rounds = ("algorithm.dynamic_sampling.target_groups=4", "algorithm.dynamic_sampling.max_rounds=30")
+    both = ("algorithm=dapo", *rounds)
     run(*arguments(tiny_assets, tmp_path / "straight", *both, "max_steps=4"))
     for steps in (2, 4):
         run(
