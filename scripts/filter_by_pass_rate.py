@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.files import write_json, write_lines
 from datamodules.records import read_records
-from lightning_modules.launch.config import ConfigError, build, compose
+from lightning_modules.launch.config import ConfigError, build, compose, require_values
 from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging, set_threads
 
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         config = compose("train", options.overrides)
+        require_values(config)
         files = config.data.train_files
         # Read first: what is wrong with the records is no news for after the measurement.
         records = [] if options.keep is None else named_records([files] if isinstance(files, str) else files)

@@ -203,7 +203,8 @@ class TrajectoryReader:
             detail = "the chat template renders the conversation differently with it than without it"
             raise RejectedError(prompt.uid, "wrong_template", detail)
         turn = rendered[len(prompt.prompt_text) :]
-        head = turn.rpartition(end)[0] if end in turn else turn  # some templates write none behind an answer
+        # Some templates write none behind an answer, only space in front of the next turn.
+        head = turn.rpartition(end)[0] if end in turn else turn.rstrip()
         # A template may set its own space around thinking, and the prompt may open it. Anything else that a template
         # rewrites could never have been said.
         said, meant, asked = ("".join(part.split()) for part in (head, text, prompt.prompt_text))
