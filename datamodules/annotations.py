@@ -220,6 +220,8 @@ def to_sample(record: Mapping[str, Any], file: str = "", place: int = 0, artifac
     offline = record.get("offline_output")
     if record.get("has_offline_trajectory") is False:
         offline = None
+    if not isinstance(offline, (str, type(None))):
+        raise ValueError(f"offline_output is a {type(offline).__name__}, not text")
     options = record.get("options")
     return Sample(
         uid=f"{source}:{identifier if identifier not in (None, '') else place}",
@@ -231,7 +233,7 @@ def to_sample(record: Mapping[str, Any], file: str = "", place: int = 0, artifac
         images=images,
         videos=videos,
         data_source=source,
-        offline_output=None if offline in (None, "") else str(offline),
+        offline_output=offline or None,
         extra={key: value for key, value in record.items() if key not in OWN_FIELDS},
     )
 

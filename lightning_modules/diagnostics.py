@@ -95,9 +95,11 @@ def log_tokens(bag: MetricBag, tokens: TokenBatch, result: TokenLoss, first: boo
     bag.min("policy/ratio_min", float(ratio.min()))
     # k3 estimator of KL(old || new), http://joschu.net/blog/kl-approx.html
     bag.tokens("policy/kl_old", ratio - 1 - difference)
+    # Also of micro-batches without such tokens: how responses lie in micro-batches must not change a mean.
+    own = slice(None) if tokens.off_policy is None else ~tokens.off_policy
+    bag.tokens("online/ratio", ratio[own])
+    bag.tokens("online/logprob", tokens.logprobs[own])
     if tokens.off_policy is not None:
-        bag.tokens("online/ratio", ratio[~tokens.off_policy])
-        bag.tokens("online/logprob", tokens.logprobs[~tokens.off_policy])
         bag.tokens("offline/ratio", ratio[tokens.off_policy])
         bag.tokens("offline/logprob", tokens.logprobs[tokens.off_policy])
         if tokens.rollout_logprobs is not None:

@@ -129,6 +129,7 @@ def test_one_report_with_lines(tmp_path):
         bad(data_type="video"),
         bad(videos=[{"path": "a.mp4", "start": 5, "end": 2}]),
         "not json",
+        bad(offline_output=["<answer>1</answer>"]),
     ]
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     (tmp_path / "d.jsonl").write_text(text)
@@ -143,9 +144,10 @@ def test_one_report_with_lines(tmp_path):
         (8, "bad field", True),
         (9, "bad field", True),
         (10, "not a record", True),
+        (11, "bad field", True),
     ]
     assert [sample.uid for sample in samples] == ["d:ok", "d:5", "d:ok#d:7"]
-    assert report.num_dropped == 7
+    assert report.num_dropped == 8
     assert "d.jsonl:4: gold not in options: 'C' not among ['A. x', 'B. y']" in report.text()
     with pytest.raises(ValueError, match=r"strict=true(.|\n)*unknown problem type: 1"):
         load_samples([tmp_path / "d.jsonl"], strict=True)

@@ -22,7 +22,7 @@ def test_two_ranks_equal_one(tiny_model_dir, tmp_path):
     one, gradients = run_both(*build_updaters(policy, family, processor), mixed_batch(processor))
     for kind, names in (
         ("rl", ("offline/advantage", "offline/length", "offline/response_share", "offline/token_share",
-                "prefixed/length", "online/advantage", "online/ratio", "losses/policy",
+                "prefixed/length", "online/advantage", "online/ratio", "online/logprob", "losses/policy",
                 "mismatch/kl", "groups/responses")),
         ("sft", ("losses/policy", "groups/responses", "tokens/response")),
     ):  # fmt: skip

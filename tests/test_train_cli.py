@@ -55,6 +55,11 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
             ["experiment=tiny_cpu", "strategy=fsdp", "trainer.devices=2", "data.rollout_batch_size=7"],
             "data.rollout_batch_size=7 does not divide among 2 ranks; use 8",
         ),
+        (
+            ["experiment=tiny_cpu", "offline=mix", "algorithm=reinforce_pp", "rollout.sampling.n=1"],
+            "offline: rollout.sampling.n=1: an answer from elsewhere needs at least one own answer beside it",
+        ),
+        (["experiment=tiny_cpu", "offline=mix", "offline.ratio.start=2.0"], "offline: "),
         (["experiment=tiny_cpu", "trainer.devices=2"], "strategy=single uses one device"),
         (["experiment=tiny_cpu", "module.update_batch_size=9"], "is not a multiple of module.update_batch_size=9"),
         (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lightning_modules.algorithms.base import Algorithm
     from lightning_modules.grpo import GRPOLightningModule
+    from rollout.types import SamplingSpec
 
 log = logging.getLogger("preflight")
 
@@ -145,6 +146,7 @@ def method_problems(plain: dict[str, Any]) -> list[str]:
             f"{sampling.temperature}; leave module.temperature out"
         )
     problems += _filling_problems(algorithm, plain)
+    problems += _offline_problems(plain, sampling)
     limit, prompt = _get(plain, "rollout.engine.max_model_len"), _get(plain, "data.max_prompt_tokens")
     response = sampling.max_tokens
     if limit and prompt and int(prompt) + response > int(limit):
@@ -153,6 +155,20 @@ def method_problems(plain: dict[str, Any]) -> list[str]:
             f"rollout.engine.max_model_len={limit}; use {int(prompt) + response}"
         )
     return problems
+
+
+def _offline_problems(plain: dict[str, Any], sampling: SamplingSpec) -> list[str]:
+    """What the paradigm of `offline=` says about its own settings and about the sampling."""
+    chosen = plain.get("offline") or {}
+    if "_target_" not in chosen:
+        return []
+    try:
+        callback = build(chosen)
+        if callback.enable:
+            callback.check(sampling)
+    except ValueError as error:  # ConfigError included
+        return [f"offline: {error}"]
+    return []
 
 
 def _answer_problems(module: GRPOLightningModule) -> list[str]:
