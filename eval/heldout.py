@@ -79,21 +79,23 @@ def generate_tolerantly(
         reasons: receives {request id: reason} of the refused ones, and of those that got no answer.
 
     Raises:
-        SampleError: the engine refuses a sample that it was not given.
+        SampleError: the engine refuses a sample that nobody asks about any more.
     """
     open_requests = {request.request_id: request for request in requests}
+    refused: set[str] = set()
     while True:
         try:
             for request_id, response in generate(list(open_requests.values())):
                 yield open_requests.pop(request_id), response
         except SampleError as error:
             log.warning("evaluation: %s", error)
-            refused = [key for key, request in open_requests.items() if request.prompt.uid == error.uid]
-            if not refused:  # the same question would be refused for ever
+            if error.uid in refused:  # its rank has left it out since: it would be refused for ever
                 raise
-            for request_id in refused:
-                del open_requests[request_id]
-                reasons[request_id] = error.reason
+            refused.add(error.uid)
+            for request_id, request in list(open_requests.items()):
+                if request.prompt.uid == error.uid:  # else another rank's, which leaves it out
+                    del open_requests[request_id]
+                    reasons[request_id] = error.reason
             continue
         reasons |= dict.fromkeys(open_requests, "the engine returned nothing")
         return
