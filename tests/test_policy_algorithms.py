@@ -216,6 +216,13 @@ def test_equal_rewards_have_no_spread_at_all(value, n):
 def test_dapo_keeps_groups_with_spread():
     rewards = table([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1, 2, 2])
     assert DAPO().keep_groups(rewards).tolist() == [False, True, False]
+    # A reward that starts at an overlap of 0.7 sees no difference between 0.3 and 0.5: no advantage, no group.
+    near_misses = table([0.0, 0.0, 1.0, 0.0], [0, 0, 1, 1], correct=f64(0.3, 0.5, 0.9, 0.5))
+    assert DAPO().keep_groups(near_misses).tolist() == [False, True]
+    assert DAPO().advantages(near_misses)[:2].tolist() == [0.0, 0.0]
+    # Equal accuracies are what the paper filters, whatever else the reward holds.
+    formats = table([0.1, 0.0], [0, 0], correct=f64(0.0, 0.0))
+    assert DAPO().keep_groups(formats).tolist() == [False]
 
 
 def test_dr_grpo_has_no_spread_and_a_constant_divisor():

@@ -53,11 +53,15 @@ class DAPO(GRPO):
         self.dynamic_sampling = dynamic_sampling
 
     def keep_groups(self, rewards: RewardTable) -> torch.Tensor:
-        """Groups whose accuracies differ (equation 11 asks for 0 < correct < n; graded rewards: any spread)."""
-        values = rewards.correct if rewards.correct is not None else rewards.total
-        spread = group_std(values, rewards.group)
+        """Groups whose accuracies differ (equation 11 asks for 0 < correct < n; graded rewards: any spread).
+
+        Where training maximises something else than the accuracy, that must differ, too: else no advantage is left.
+        """
+        signal = group_std(rewards.total, rewards.group) > 0
+        if rewards.correct is not None:
+            signal &= group_std(rewards.correct, rewards.group) > 0
         keep = torch.zeros(rewards.num_groups, dtype=torch.bool)
-        keep[rewards.group] = spread > 0
+        keep[rewards.group] = signal
         return keep
 
     def advantages(self, rewards: RewardTable) -> torch.Tensor:
