@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from datamodules.files import write_json
 from rewards.extract.sections import read_answer
 from rewards.extract.structured import as_float, find_structure
 
@@ -133,13 +134,13 @@ class Judge:
             return None
 
     def _store(self, path: Path | None, grade: Grade) -> None:
-        """Write through a temporary file, so that ranks that share the folder never see half a verdict."""
+        """Write whole, so that ranks that share the folder never see half a verdict; the verdict counts either way."""
         if path is None:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-        temporary.write_text(json.dumps({"reason": grade.reason, "score": grade.score}), encoding="utf-8")
-        temporary.replace(path)
+        try:
+            write_json(path, {"reason": grade.reason, "score": grade.score})
+        except OSError as error:
+            log.warning("cannot keep a verdict in %s (%s); it is used, and asked for again next time", path, error)
 
 
 def read_grade(reply: str) -> Grade | None:

@@ -59,6 +59,17 @@ def test_subtitles_are_read_in_every_form(tmp_path: Path) -> None:
         read_subtitles(write_json(tmp_path / "e.json", [{"x": 1}]))
 
 
+def spoken_video(root: Path, second: tuple[float, float]) -> Path:
+    """LongVideoBench's folder with its video of 24 s and two lines, one from 4 to 6 s and the `second`."""
+    eval_official_files.write(root, "longvideobench")
+    folder = root / "longvideobench"
+    (folder / "videos").mkdir()
+    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
+    lines = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": list(second), "text": "second words"}]
+    write_json(folder / "subtitles" / "86Cx_en.json", lines)
+    return folder
+
+
 def test_which_lines_and_where() -> None:
     lines = [Line(0.5, 1.4, "a"), Line(3.0, 3.1, "b"), Line(5.0, 9.0, "c")]
     assert [x.text for x in covering(lines, [0.0, 1.0, 3.3, 6.0])] == ["a", "c"]
@@ -86,12 +97,7 @@ def test_listed_subtitles_follow_the_frames(tmp_path: Path) -> None:
 
 
 def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: Path) -> None:
-    eval_official_files.write(tmp_path, "longvideobench")
-    folder = tmp_path / "longvideobench"
-    (folder / "videos").mkdir()
-    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
-    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 16.0], "text": "second words"}]
-    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    folder = spoken_video(tmp_path, second=(15.0, 16.0))
     (item,), _ = catalogue.get("longvideobench").load(tmp_path, frame_policy="reference")
     assert item.sample.problem.startswith("<video>\nfirst words\n<video>\nsecond words\n<video>\nWhat is said")
     spec, info = VideoSpec(**frame_options("reference")), probe(folder / "videos" / "86Cx.mp4")
@@ -108,12 +114,7 @@ def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: P
 
 def test_subtitles_follow_the_frames_that_are_really_shown(tmp_path: Path) -> None:
     """Twelve frames instead of 48, of a family with smaller visual tokens."""
-    eval_official_files.write(tmp_path, "longvideobench")
-    folder = tmp_path / "longvideobench"
-    (folder / "videos").mkdir()
-    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
-    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 16.0], "text": "second words"}]
-    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    folder = spoken_video(tmp_path, second=(15.0, 16.0))
     spec = VideoSpec(min_frames=2, max_frames=12, total_pixels=12 * 784 * 40, patch_size=14)
     (item,), _ = catalogue.get("longvideobench").load(tmp_path, video_spec=spec)
     info = probe(folder / "videos" / "86Cx.mp4")
@@ -126,12 +127,7 @@ def test_subtitles_follow_the_frames_that_are_really_shown(tmp_path: Path) -> No
 def test_a_run_cuts_by_its_own_frames(tmp_path: Path, tiny_model_dir: Path) -> None:
     from test_eval_pipeline_benchmark import make_run
 
-    eval_official_files.write(tmp_path, "longvideobench")
-    folder = tmp_path / "longvideobench"
-    (folder / "videos").mkdir()
-    write_video(folder / "videos" / "86Cx.mp4", numbered_frames(240), fps=10)
-    spoken = [{"timestamp": [4.0, 6.0], "text": "first words"}, {"timestamp": [15.0, 17.0], "text": "second words"}]
-    write_json(folder / "subtitles" / "86Cx_en.json", spoken)
+    folder = spoken_video(tmp_path, second=(15.0, 17.0))
     run = make_run(tmp_path / "out", tmp_path, tiny_model_dir, "longvideobench")
     run.prepare()  # four frames, at 0, 8, 16 and 23.9 s: only the second line is said during one
     (item,) = run.items()

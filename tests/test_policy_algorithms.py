@@ -221,8 +221,7 @@ def test_dapo_keeps_groups_with_spread():
     assert DAPO().keep_groups(near_misses).tolist() == [False, True]
     assert DAPO().advantages(near_misses)[:2].tolist() == [0.0, 0.0]
     # Equal accuracies are what the paper filters, whatever else the reward holds.
-    formats = table([0.1, 0.0], [0, 0], correct=f64(0.0, 0.0))
-    assert DAPO().keep_groups(formats).tolist() == [False]
+    assert DAPO().keep_groups(table([0.1, 0.0], [0, 0], correct=f64(0.0, 0.0))).tolist() == [False]
 
 
 def test_dr_grpo_has_no_spread_and_a_constant_divisor():

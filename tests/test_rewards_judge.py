@@ -95,6 +95,16 @@ def test_verdicts_are_cached_by_content(server: ScriptedServer, tmp_path: Path) 
     assert len(server.requests) == 4
 
 
+def test_a_cache_that_cannot_be_written_costs_no_verdict(
+    server: ScriptedServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "cache"
+    blocked.write_text("a file where the folder should be")
+    server.replies = [(200, GOOD)]
+    assert judge(server, blocked).grade("q", "a", "b") == Grade(0.75, "same meaning")
+    assert f"cannot keep a verdict in {blocked}" in caplog.text
+
+
 def test_overload_and_chatter_are_tried_again(server: ScriptedServer) -> None:
     server.replies = [(503, "busy"), (429, "slow down"), (200, "I like it!"), (200, GOOD)]
     assert judge(server, attempts=4).grade("q", "a", "b").score == 0.75
