@@ -163,6 +163,17 @@ def test_nearest_puts_the_right_key_at_another_place_first():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_while_the_settings_are_checked_is_no_traceback(capsys, monkeypatch, tmp_path):
+    def interrupted(config):
+        raise KeyboardInterrupt  # Ctrl-C at this moment
+
+    monkeypatch.setattr("lightning_modules.launch.preflight.check", interrupted)
+    code, output = answer(capsys, "experiment=tiny_cpu", f"output_dir={tmp_path}")
+    assert code == 130
+    assert "stopped before training; nothing was changed, the same command starts again" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupt_that_python_drops_during_start_up_still_stops_the_run(monkeypatch):
     import lightning as L
 

@@ -68,6 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         log.error("error: %s", error)
         return 2
+    except KeyboardInterrupt:
+        log.info("stopped before training; nothing was changed, the same command starts again")
+        return INTERRUPTED
 
 
 def _sweep(overrides: list[str]) -> int:
