@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from datamodules.files import write_json
+from datamodules.common.files import write_json
 from datamodules.images import image_size
 from datamodules.prepare import expand, image_run, video_run
 from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX

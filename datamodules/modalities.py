@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from datamodules.common.files import write_whole
 from datamodules.errors import MediaError
-from datamodules.files import write_whole
 from datamodules.types import MediaRef
 from datamodules.video.cache import VideoCache, content_identity
 from datamodules.video.entry import EntryError

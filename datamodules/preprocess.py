@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.files import write_lines
 from datamodules.errors import MediaError
-from datamodules.files import write_lines
 from datamodules.types import MediaRef
 from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
 from datamodules.video.cache import content_identity

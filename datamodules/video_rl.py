@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from datamodules.annotations import ValidationReport, load_samples
+from datamodules.common.distributed import from_rank_zero
 from datamodules.options import DataOptions
 from datamodules.prompts import PromptTemplates
 from datamodules.roots import anchor
@@ -120,7 +121,8 @@ class VideoRLDataModule(L.LightningDataModule):
         self.lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
         found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.options.max_prompt_tokens)]
         # What rank 0 cannot read counts as empty: it is likely lost.
-        self.dropped, self._tokens = agreed((found, {length.uid: length.tokens or 0 for length in self.lengths}))
+        tokens = {length.uid: length.tokens or 0 for length in self.lengths}
+        self.dropped, self._tokens = from_rank_zero((found, tokens))
         if not self.dropped:
             return
         logger.warning(
@@ -232,17 +234,6 @@ def make_cache(options: DataOptions) -> VideoCache:
         stage_dir=options.stage_dir,
         decode_clip=None if options.decode_timeout_s is None else DecodeService(options.decode_timeout_s),
     )
-
-
-def agreed(value: Any) -> Any:
-    """Rank 0's value on every rank: nodes may see different files, but must train on the same list."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def _listed(files: Sequence[str] | str) -> list[str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from datamodules.files import write_json
+from datamodules.common.distributed import gather
+from datamodules.common.files import write_json
 from eval.heldout import complete, evaluate_batches, summarise
 from eval.slices import slice_metrics
 from eval.types import EvalRecord
@@ -123,7 +124,7 @@ class EvaluationCallback(L.Callback):
                 timeout=self._timeout,
             )
             sliced = self._evaluate_slices(trainer, engine, sampling)
-        records = complete(_gather(own), list(samples.values()))
+        records = complete(_everyones(own), list(samples.values()))
         metrics = summarise(records) | slice_metrics(sliced) | {"val/seconds": time.monotonic() - started}
         self.last_results = {"step": pl_module.rl_step, "metrics": metrics, "records": records, "slices": sliced}
         self._remember_best(pl_module.rl_step, metrics)
@@ -148,7 +149,7 @@ class EvaluationCallback(L.Callback):
             sampling,
             rank=trainer.global_rank,
             world=trainer.world_size,
-            gather=_gather,
+            gather=_everyones,
             seed=self._seed,
             timeout_s=self._timeout,
         )
@@ -215,12 +216,6 @@ def _engine_callback(trainer: L.Trainer) -> Any:
     )
 
 
-def _gather(records: list[EvalRecord]) -> list[EvalRecord]:
+def _everyones(records: list[Any]) -> list[Any]:
     """All ranks' records on every rank."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return records
-    gathered: list[list[EvalRecord]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, records)
-    return [record for part in gathered for record in part]
+    return [record for part in gather(records) for record in part]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
+from datamodules.common.seeds import response_seed
 from eval.types import EvalRecord
 from rewards.sample import submit_response
-from rollout.seeds import response_seed
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError, SamplingSpec
 
 if TYPE_CHECKING:

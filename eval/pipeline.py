@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.seeds import response_seed
 from eval.pool import PreparePool, Task
 from eval.prepare import ReadyItem, media_key
-from rollout.seeds import response_seed
 from rollout.types import GenerateRequest, SamplingSpec
 
 if TYPE_CHECKING:
     from eval.benchmarks.types import BenchmarkItem
-    from eval.generate import Driver, Outcome
+    from eval.engine.generate import Driver, Outcome
     from eval.records import RecordLog
 
 log = logging.getLogger(__name__)

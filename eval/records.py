@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import json_line
+from datamodules.common.files import json_line
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from datamodules.files import FolderLock, write_json, write_lines
+from datamodules.common.files import FolderLock, write_json, write_lines
 from datamodules.types import MediaRef, Sample
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
-from eval.generate import EngineLostError
+from eval.errors import EngineLostError
 from eval.pipeline import PipelineStats, ask, fits, open_items
 from eval.pool import PreparePool
 from eval.prompts import shared_template
@@ -30,7 +30,7 @@ from eval.scoring import Scorer, answer_digest, scored_items, unscored
 
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
-    from eval.generate import Driver
+    from eval.engine.generate import Driver
     from eval.prepare import PrepareSettings
     from rewards.router import RewardRouter
     from rollout.types import SamplingSpec

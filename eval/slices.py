@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
+from datamodules.common.seeds import response_seed
 from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
@@ -20,7 +21,6 @@ from eval.pipeline import ANSWERED, FAILED
 from eval.prepare import ItemPreparer, PrepareSettings, ReadyItem
 from eval.scoring import Scorer, scored_items
 from rewards.router import RewardRouter
-from rollout.seeds import response_seed
 from rollout.types import GenerateFn, GenerateRequest, SamplingSpec
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from rewards.pool import ScoringPool
 from rewards.terms import Term
 
 if TYPE_CHECKING:
-    from rewards.judge import Judge
+    from rewards.judge.client import Judge
 
 log = logging.getLogger(__name__)
 Mode = Literal["robust", "official"]

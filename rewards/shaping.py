@@ -9,9 +9,9 @@ from rewards.base import Query
 from rewards.extract.number import find_number
 from rewards.extract.sections import read_answer
 from rewards.extract.span import find_interval
-from rewards.numerical import gold_number
 from rewards.router import canonical
-from rewards.temporal_grounding import gold_interval
+from rewards.tasks.numerical import gold_number
+from rewards.tasks.temporal_grounding import gold_interval
 
 
 class Closeness:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
+from datamodules.common.seeds import response_seed
 from rollout.engines.lockstep import LockStepEngine
 from rollout.model_folder import model_folder
-from rollout.seeds import response_seed
 from rollout.tokens import model_token_ids
 from rollout.types import Engine, GenerateRequest, GroupSink, Response, RolloutEditor, RolloutGroup, SamplingSpec
 from rollout.weight_sync import WeightSync, hub_weight_names

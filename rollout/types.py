@@ -73,7 +73,7 @@ class GenerateRequest:
     sampling: SamplingSpec
     """`n` is ignored: one request is one response."""
     seed: int
-    """The engine's seed of this request; see rollout.seeds."""
+    """The engine's seed of this request; see datamodules.common.seeds."""
 
 
 @dataclass(frozen=True)

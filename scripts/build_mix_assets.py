@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def build_cold_start(config: DictConfig) -> None:
     """Model and data of the cold start."""
-    from datamodules.cold_start import build_cold_start_dataset, cold_start_corpus
+    from datamodules.demo.cold_start import build_cold_start_dataset, cold_start_corpus
+    from datamodules.demo.synthetic import synthetic_corpus
+    from datamodules.demo.tiny_model import build_tiny_model
     from datamodules.prepare import load_processor
-    from datamodules.synthetic import synthetic_corpus
-    from lightning_modules.tiny import build_tiny_model
 
     folder = Path(config.assets_dir) / f"mix{config.seed}"
     corpus = [*synthetic_corpus(), *cold_start_corpus()]

@@ -38,8 +38,8 @@ def main(overrides: list[str], build: Callable[[DictConfig], None]) -> int:
 
 def build_demo(config: DictConfig) -> None:
     """Data and model of the laptop demo."""
-    from datamodules.synthetic import build_synthetic_dataset, synthetic_corpus
-    from lightning_modules.tiny import build_tiny_model
+    from datamodules.demo.synthetic import build_synthetic_dataset, synthetic_corpus
+    from datamodules.demo.tiny_model import build_tiny_model
 
     folder = Path(config.assets_dir) / f"seed{config.seed}"
     data = build_synthetic_dataset(folder / "data", seed=int(config.seed))

@@ -22,8 +22,8 @@ REAL, DRAWN = ("charades_sta", "stvg"), ("charades_sta", "videomme")
 
 def build(folder: Path) -> tuple[str, ...]:
     """Write model and data; returns the names of the benchmarks."""
-    from datamodules.synthetic import synthetic_corpus
-    from lightning_modules.tiny import build_tiny_model
+    from datamodules.demo.synthetic import synthetic_corpus
+    from datamodules.demo.tiny_model import build_tiny_model
 
     build_tiny_model(folder / "tiny-qwen3vl", synthetic_corpus(), seed=0)
     source = os.environ.get("EVR1_TEST_DATA", "")
@@ -50,7 +50,7 @@ def real_data(source: Path, folder: Path) -> tuple[str, ...]:
 
 def drawn_data(folder: Path) -> tuple[str, ...]:
     """Questions about drawn clips: when a circle is visible, which colour a square has."""
-    from datamodules.synthetic import build_synthetic_dataset
+    from datamodules.demo.synthetic import build_synthetic_dataset
 
     data = build_synthetic_dataset(folder, train_per_task=1, val_per_task=12, tasks=["circle_time", "colour"])
     records = [json.loads(line) for line in (data / "val.jsonl").read_text().splitlines()]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from datamodules.files import write_json, write_lines
+from datamodules.common.files import write_json, write_lines
 from datamodules.records import read_records
 from lightning_modules.launch.config import ConfigError, build, compose, require_values
 from lightning_modules.launch.processes import die_with_parent

@@ -41,7 +41,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved tiny Qwen3-VL with processor (random weights, seed 0)."""
-    from lightning_modules.tiny import build_tiny_model
+    from datamodules.demo.tiny_model import build_tiny_model
 
     return build_tiny_model(tmp_path_factory.mktemp("tiny") / "qwen3_vl", TINY_CORPUS, seed=0)
 

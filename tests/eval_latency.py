@@ -47,7 +47,7 @@ class LatencyEngine:
         return
 
     async def generate(self, request):
-        from eval.generate import EngineLostError
+        from eval.errors import EngineLostError
 
         self.seen.append(request.prompt.uid)
         text = request.prompt.prompt_text

@@ -11,8 +11,8 @@ from datamodules.prompts import PromptTemplates
 from datamodules.types import PreparedSample, Sample, StepBatch
 from lightning_modules.offline.trajectories import Limits, TrajectoryReader
 from rewards.base import Score
-from rewards.ocr import OCR
 from rewards.router import RewardRouter
+from rewards.tasks.ocr import OCR
 from rollout.types import GenerateRequest, Response, SamplingSpec
 
 QUESTION = "Is there a red frame?"

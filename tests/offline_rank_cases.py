@@ -9,10 +9,10 @@ from policy_helpers import GradientRecorder, context, make_batch
 
 from datamodules.types import StepBatch
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.algorithms.weighting import Shaped
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
 from lightning_modules.offline.sft_interleave import supervised_updater
-from lightning_modules.offline.weighting import Shaped
-from lightning_modules.update import PolicyUpdater, UpdateSettings
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 from rewards.base import Score
 from rollout.types import RolloutGroup
 

@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import torch
 
+from datamodules.common.seeds import response_seed
 from datamodules.types import PreparedImage, PreparedSample, PreparedVideo, Sample
 from rollout.positions import chain_positions
-from rollout.seeds import response_seed
 from rollout.types import GenerateRequest, SamplingSpec
 
 MODALITIES = ("text", "image", "video", "two videos", "image and video")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.demo.synthetic import TASKS, build_synthetic_dataset
 from datamodules.sampling import MixtureOrder, ShuffledOrder, permutation, positions
 from datamodules.steps import Shard, prompt_cost
-from datamodules.synthetic import TASKS, build_synthetic_dataset
 from datamodules.video.decode import decode_spec
 from datamodules.video.frames import SharedFrames
 from datamodules.video.spec import VideoSpec

@@ -14,7 +14,7 @@ from eval.benchmarks.base import submit
 from eval.benchmarks.simulator import NoTargetError, reaches_target
 from eval.benchmarks.types import BenchmarkItem, ScoredItem
 from rewards.base import Score
-from rewards.judge import Judge, OpenAIBackend
+from rewards.judge.client import Judge, OpenAIBackend
 from rewards.router import RewardRouter
 from tests import eval_official_files, eval_official_reasoning
 from tests.eval_helpers import item

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from test_eval_pipeline_benchmark import drawn, make_run  # noqa: F401 - a fixture
 
-from datamodules.files import write_lines
+from datamodules.common.files import write_lines
 from eval.benchmarks.types import BenchmarkItem
-from eval.generate import EngineLostError, LockStepDriver
+from eval.engine.generate import LockStepDriver
+from eval.errors import EngineLostError
 from eval.pipeline import item_digest, open_items
 from eval.records import RecordLog, read_records
 from eval.runner import BenchmarkRun

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from datamodules.files import FolderInUse, FolderLock
+from datamodules.common.files import FolderInUse, FolderLock
 from eval.benchmarks import catalogue
 from eval.prepare import PrepareSettings
 from eval.records import read_records
@@ -56,7 +56,7 @@ def make_driver(model: Path, calls: list):
     """The lock-step driver on transformers, one request at a time."""
 
     def build():
-        from eval.generate import LockStepDriver
+        from eval.engine.generate import LockStepDriver
         from rollout.engines.hf import HFEngine
 
         engine = HFEngine(model)

@@ -9,8 +9,8 @@ import pytest
 from eval_latency import LatencyEngine, response
 
 from datamodules.types import PreparedSample, Sample
-from eval.async_driver import AsyncDriver
-from eval.generate import LockStepDriver
+from eval.engine.async_driver import AsyncDriver
+from eval.engine.generate import LockStepDriver
 from rollout.types import GenerateRequest, SampleError, SamplingSpec
 
 GREEDY = SamplingSpec(n=1, temperature=0.0, max_tokens=4)
@@ -60,7 +60,7 @@ def test_items_of_a_replica_lost_for_good_go_to_the_other_one():
     engines = {"bad": LatencyEngine(), "good": LatencyEngine()}
 
     async def die(request):
-        from eval.generate import EngineLostError
+        from eval.errors import EngineLostError
 
         raise EngineLostError("node down")
 
@@ -72,7 +72,7 @@ def test_items_of_a_replica_lost_for_good_go_to_the_other_one():
 
 def test_without_any_engine_left_outcomes_are_not_final():
     async def die(request):
-        from eval.generate import EngineLostError
+        from eval.errors import EngineLostError
 
         raise EngineLostError("node down")
 
@@ -175,7 +175,7 @@ def test_lock_step_gives_up_on_an_engine_that_fails_with_everything():
 def test_engines_that_would_share_a_gpu_are_refused(monkeypatch):
     import torch
 
-    from eval.drivers import make_async
+    from eval.engine.drivers import make_async
 
     make_async(LatencyEngine, replicas=2).close()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from eval_latency import FakeDecoder
 
-from datamodules.files import FolderInUse, FolderLock
+from datamodules.common.files import FolderInUse, FolderLock
 from datamodules.types import Sample
 from eval.pool import PreparePool, Task
 from eval.records import RecordLog, model_identity, read_records, run_key

@@ -49,8 +49,8 @@ def test_items_of_a_killed_ray_actor_are_asked_elsewhere():
     pytest.importorskip("ray")
     import ray
 
-    from eval.async_driver import AsyncDriver
-    from eval.ray_replica import RayReplica
+    from eval.engine.async_driver import AsyncDriver
+    from eval.engine.ray_replica import RayReplica
 
     # The actors must find the engine of this test.
     environment = {"env_vars": {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}}

@@ -8,8 +8,8 @@ import pytest
 from eval_latency import FakeDecoder, LatencyEngine
 
 from datamodules.types import Sample
-from eval.async_driver import AsyncDriver
 from eval.benchmarks.types import BenchmarkItem
+from eval.engine.async_driver import AsyncDriver
 from eval.pipeline import ask, item_digest, open_items
 from eval.pool import PreparePool
 from eval.prepare import ReadyItem

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.files import write_lines
+from datamodules.common.files import write_lines
 from eval.report.rows import count_text, published_text, rows
 from eval.report.write import read_report, write_reports
 

@@ -15,7 +15,7 @@ from conftest import ROOT
 from test_eval_pipeline_benchmark import drawn  # noqa: F401 - a fixture
 from train_helpers import command, environment, run
 
-from datamodules.files import FolderInUse, FolderLock
+from datamodules.common.files import FolderInUse, FolderLock
 from eval.records import read_records
 
 STEPS = 3

@@ -15,9 +15,9 @@ from test_eval_pipeline_benchmark import drawn, make_run  # noqa: F401 - a fixtu
 from test_rewards_judge import ScriptedServer, judge, server  # noqa: F401 - a fixture
 from train_helpers import command, environment, wait_until
 
-from datamodules.files import write_lines
-from eval.deadline import WatchedGenerate
-from eval.generate import LockStepDriver
+from datamodules.common.files import write_lines
+from eval.engine.deadline import WatchedGenerate
+from eval.engine.generate import LockStepDriver
 from eval.records import read_records
 from rewards.router import RewardRouter
 from rollout.types import GenerateRequest, SamplingSpec
@@ -151,8 +151,8 @@ def test_vllm_requests_that_cannot_be_rendered_or_get_no_answer_fail_and_a_stopp
     from rollout_helpers import make_sample
     from transformers import AutoProcessor
 
-    from eval.async_driver import AsyncDriver
-    from eval.vllm_replica import AsyncLLMReplica
+    from eval.engine.async_driver import AsyncDriver
+    from eval.engine.vllm_replica import AsyncLLMReplica
 
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     spec = SamplingSpec(n=1, temperature=0.0, max_tokens=4)
@@ -241,7 +241,7 @@ def test_a_judge_without_a_verdict_is_not_zero_and_the_same_command_asks_it_agai
 
 
 def test_a_judge_that_does_not_answer_at_all_or_is_not_there(server, judged):  # noqa: F811
-    from rewards.judge import Judge, OpenAIBackend
+    from rewards.judge.client import Judge, OpenAIBackend
 
     silent = threading.Event()
     original = server.RequestHandlerClass.do_POST

@@ -61,7 +61,7 @@ def test_every_imported_name_exists():
 
 def test_importing_every_types_module_loads_no_heavy_library():
     code = (
-        "import sys, datamodules.types, rollout.types, rewards.base, lightning_modules.types\n"
+        "import sys, datamodules.types, rollout.types, rewards.base, lightning_modules.core.types\n"
         "heavy = {'torch', 'vllm', 'transformers', 'lightning', 'ray', 'av'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from lightning_modules.callbacks.csv_logger import AppendingCSVLogger
 from lightning_modules.launch.config import ConfigError, config_hash
-from lightning_modules.launch.run_folder import checkpoint_path, checkpoint_steps, plan_run, write_status
+from lightning_modules.launch.plan import plan_run
+from lightning_modules.state.run_folder import checkpoint_path, checkpoint_steps, write_status
 
 
 def config(tmp_path, **changes):

@@ -10,7 +10,7 @@ from ranks import run_ranks
 
 @pytest.fixture(scope="module")
 def two_rank_result(tiny_model_dir, tmp_path_factory):
-    from lightning_modules.tiny import build_tiny_model
+    from datamodules.demo.tiny_model import build_tiny_model
 
     tmp = tmp_path_factory.mktemp("materialise")
     tied = build_tiny_model(tmp / "tied", TINY_CORPUS, seed=1, tie_word_embeddings=True)
@@ -36,8 +36,8 @@ def test_sharded_checkpoint_restores_a_whole_model_in_the_same_job(two_rank_resu
 
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_two_rank_checkpoint_loads_in_one_process(two_rank_result, name):
-    from lightning_modules.checkpoint import load_checkpoint
     from lightning_modules.families.qwen3_vl import Qwen3VLFamily
+    from lightning_modules.state.checkpoint import load_checkpoint
     from lightning_modules.strategies.materialise import load_whole
 
     _, models, tmp = two_rank_result

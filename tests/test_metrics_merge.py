@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_modules.metrics import merge
+from lightning_modules.core.metrics import merge
 
 
 def test_means_count_every_answer_once_however_they_lie_on_the_ranks():

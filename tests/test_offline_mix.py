@@ -16,11 +16,11 @@ from datamodules.types import StepBatch
 from lightning_modules.algorithms.base import TokenBatch
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.luffy import Luffy
+from lightning_modules.algorithms.weighting import AsOnPolicy, ClippedRatio, Shaped
 from lightning_modules.offline.mix import MixCallback
 from lightning_modules.offline.schedule import Share
-from lightning_modules.offline.weighting import AsOnPolicy, ClippedRatio, Shaped
-from rewards.ocr import OCR
 from rewards.router import RewardRouter
+from rewards.tasks.ocr import OCR
 from rollout.types import RolloutGroup
 
 YES = "<answer>yes</answer>"

@@ -12,11 +12,11 @@ from test_policy_grpo import token_batch
 from test_policy_update import make_module
 from train_helpers import run
 
-from datamodules.cold_start import build_cold_start_dataset
+from datamodules.demo.cold_start import build_cold_start_dataset
 from datamodules.sampling import positions
 from eval.types import EvalRecord
 from lightning_modules.launch.config import ConfigError, build, compose
-from rewards.temporal_grounding import TemporalGrounding
+from rewards.tasks.temporal_grounding import TemporalGrounding
 from scripts.filter_by_pass_rate import kept_records, named_records, pass_rates
 
 RIGHT = "<answer>[1, 2]</answer>"
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_the_records_is_said_before_anything_is_measured(tmp_
 
 
 def test_offline_settings_compose_and_say_what_is_wrong():
-    from lightning_modules.offline.weighting import ClippedRatio, Shaped
+    from lightning_modules.algorithms.weighting import ClippedRatio, Shaped
 
     assert not compose("train", ["experiment=tiny_cpu"]).callbacks.offline
     luffy = build(compose("train", ["experiment=tiny_mix_policy", "offline=luffy"]).offline)

@@ -9,8 +9,8 @@ from policy_helpers import load_processor
 from ranks import run_ranks
 from safetensors.torch import load_file
 
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
-from lightning_modules.policy import PolicyModel
 
 
 def test_two_ranks_equal_one(tiny_model_dir, tmp_path):

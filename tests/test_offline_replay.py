@@ -12,10 +12,10 @@ from conftest import TINY_CORPUS
 from offline_helpers import answer, prompt, ready, scored
 from policy_helpers import load_processor
 
+from datamodules.demo.tiny_model import train_tokenizer
 from datamodules.types import StepBatch
+from lightning_modules.algorithms.weighting import ClippedRatio
 from lightning_modules.offline.replay import Experience, ReplayBuffer, ReplayCallback, tokenizer_fingerprint
-from lightning_modules.offline.weighting import ClippedRatio
-from lightning_modules.tiny import train_tokenizer
 from rollout.types import RolloutGroup
 
 

@@ -11,21 +11,21 @@ import torch
 from test_policy_update import make_module, weights
 from test_rollout_callback import KeepOpen
 
-from datamodules.cold_start import build_cold_start_dataset
+from datamodules.demo.cold_start import build_cold_start_dataset
 from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.algorithms.base import Algorithm, DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.remax import ReMax
+from lightning_modules.algorithms.weighting import AsOnPolicy, Shaped
 from lightning_modules.offline.mix import MixCallback
 from lightning_modules.offline.prefix import PrefixCallback
 from lightning_modules.offline.replay import ReplayCallback
 from lightning_modules.offline.schedule import Share
 from lightning_modules.offline.sft_interleave import SFTInterleaveCallback
-from lightning_modules.offline.weighting import AsOnPolicy, Shaped
 from rewards.callback import RewardCallback
-from rewards.ocr import OCR
 from rewards.router import RewardRouter
+from rewards.tasks.ocr import OCR
 from rollout.callback import ColocatedEngineCallback
 from rollout.table import table_rows
 
@@ -232,7 +232,7 @@ def test_dynamic_sampling_draws_rounds_within_a_step(
 def test_source_masks_survive_a_dump(tiny_model_dir, tmp_path):
     from policy_helpers import load_processor, make_batch
 
-    from lightning_modules.replay import dump_batch, load_batch
+    from lightning_modules.state.batch_dump import dump_batch, load_batch
 
     batch = make_batch(load_processor(tiny_model_dir), ("text",))
     group = batch.groups[0]

@@ -14,9 +14,9 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
-from lightning_modules.grpo import GRPOLightningModule
 from lightning_modules.launch.preflight import arithmetic_problems, layout_problems, method_problems
 from lightning_modules.layouts.base import Layout
+from lightning_modules.modules.rl import GRPOLightningModule
 
 CONF = ROOT / "conf"
 

@@ -11,8 +11,8 @@ from test_policy_update import make_module
 from lightning_modules.algorithms.base import DynamicSampling
 from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
-from lightning_modules.dynamic_sampling import GroupFilter, _fair_shares, merge_timings
-from lightning_modules.metrics import merge
+from lightning_modules.core.metrics import merge
+from lightning_modules.update.dynamic_sampling import GroupFilter, _fair_shares, merge_timings
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from policy_helpers import KINDS, GradientRecorder, context, load_processor, mak
 from tiny_families import BUILDERS, FAMILIES, build
 
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
-from lightning_modules.policy import PolicyModel
-from lightning_modules.update import PolicyUpdater, UpdateSettings
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 
 
 def family_of(name):

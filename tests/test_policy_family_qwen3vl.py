@@ -6,10 +6,10 @@ import pytest
 import torch
 from policy_helpers import KINDS, context, load_processor, make_group, prepared_sample
 
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.layouts.base import dummy_micro_batch
 from lightning_modules.layouts.padded import PaddedLayout
-from lightning_modules.policy import PolicyModel
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_empty_model_has_meta_parameters_and_the_buffers_of_a_loaded_one(family,
 def test_empty_tied_model_keeps_one_matrix(tmp_path):
     from conftest import TINY_CORPUS
 
-    from lightning_modules.tiny import build_tiny_model
+    from datamodules.demo.tiny_model import build_tiny_model
 
     path = str(build_tiny_model(tmp_path / "tied", TINY_CORPUS, tie_word_embeddings=True))
     family = Qwen3VLFamily()

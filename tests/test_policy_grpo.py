@@ -12,7 +12,7 @@ from lightning_modules.algorithms.base import Counts, DynamicSampling, RewardTab
 from lightning_modules.algorithms.grpo import GRPO, ClipSchedule, clipped_surrogate
 from lightning_modules.algorithms.passk import PassK
 from lightning_modules.algorithms.reinforce_pp import ReinforcePP
-from lightning_modules.mismatch import MismatchGate
+from lightning_modules.update.mismatch import MismatchGate
 
 
 def table(totals, groups, **more):

@@ -9,15 +9,15 @@ import torch
 from policy_helpers import KINDS, context, load_processor, make_batch, make_group, prepared_sample
 
 from lightning_modules.algorithms.grpo import GRPO
+from lightning_modules.core.attention import AttentionPlan, Segment, segmented_attention
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
-from lightning_modules.layouts.attention import AttentionPlan, Segment, segmented_attention
 from lightning_modules.layouts.base import Piece
 from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
-from lightning_modules.layouts.planning import plan_micro_batches
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
-from lightning_modules.policy import PolicyModel
-from lightning_modules.update import PolicyUpdater, UpdateSettings
+from lightning_modules.update.planning import plan_micro_batches
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 
 LAYOUTS = (PaddedLayout, PackedLayout, SharedPrefixLayout)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightning_modules.logprobs import token_logprobs
+from lightning_modules.core.logprobs import token_logprobs
 
 
 def reference(hidden, weight, targets, temperature, banned):

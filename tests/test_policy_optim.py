@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lightning_modules.metrics import MetricBag
-from lightning_modules.optim import OptimizerSettings, clip_gradients, schedule_factor
+from lightning_modules.core.metrics import MetricBag
+from lightning_modules.update.optim import OptimizerSettings, clip_gradients, schedule_factor
 
 
 def factors(**settings):

@@ -11,20 +11,20 @@ import torch
 from policy_helpers import load_processor, make_batch, prepared_sample
 from test_policy_update import make_module, make_updater, weights
 
+from datamodules.common.seeds import response_seed
 from datamodules.types import StepBatch
 from lightning_modules.algorithms.advantage import GroupAdvantage
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.importance import ImportanceCorrection
 from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.algorithms.luffy import Luffy
-from lightning_modules.collect import collect
-from lightning_modules.metrics import MetricBag
-from lightning_modules.mismatch import MismatchGate
-from lightning_modules.optim import OptimizerSettings
+from lightning_modules.core.metrics import MetricBag
+from lightning_modules.update.collect import collect
+from lightning_modules.update.mismatch import MismatchGate
+from lightning_modules.update.optim import OptimizerSettings
 from rewards.base import Score
 from rollout.callback import assemble
 from rollout.engines.hf import HFEngine
-from rollout.seeds import response_seed
 from rollout.types import GenerateRequest, SamplingSpec
 
 

@@ -14,10 +14,10 @@ from tiny_families import FAMILIES, build
 
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.layouts.padded import PaddedLayout
-from lightning_modules.policy import PolicyModel
-from lightning_modules.update import PolicyUpdater, UpdateSettings
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 
 FOUR = list(KINDS)
 PAIRS = [{"name": f"{a}-{b}", "kinds": [a, b], "seed": 3} for a, b in itertools.product(KINDS, KINDS)]

@@ -12,16 +12,16 @@ from policy_helpers import context, load_processor, make_batch
 from datamodules.prepare import MediaProcessor
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
-from lightning_modules.collect import collect
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
-from lightning_modules.grpo import GRPOLightningModule
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.layouts.patchify import PatchCache, Patchifier
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
-from lightning_modules.optim import OptimizerSettings
-from lightning_modules.policy import PolicyModel
-from lightning_modules.replay import load_batch
-from lightning_modules.update import PolicyUpdater, UpdateSettings
+from lightning_modules.modules.rl import GRPOLightningModule
+from lightning_modules.state.batch_dump import load_batch
+from lightning_modules.update.collect import collect
+from lightning_modules.update.optim import OptimizerSettings
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 from rewards.base import Score
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rewards.base import Query
-from rewards.code import Code
 from rewards.pool import ScoringPool
 from rewards.router import RewardRouter
 from rewards.score import main
+from rewards.tasks.code import Code
 from rewards.terms import SoftOverlong
 
 CASES = [

@@ -16,10 +16,10 @@ import torch
 from rewards_helpers import Scripted
 
 from datamodules.types import PreparedSample, Sample, StepBatch
-from rewards.boolean import Boolean
 from rewards.callback import RewardCallback
-from rewards.multiple_choice import MultipleChoice
 from rewards.router import RewardRouter
+from rewards.tasks.boolean import Boolean
+from rewards.tasks.multiple_choice import MultipleChoice
 from rollout.types import Response, RolloutGroup
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rewards.judge import Grade, Judge, JudgeError, OpenAIBackend, read_grade
-from rewards.judged import JudgedOpenEnded, Preference
+from rewards.judge.client import Grade, Judge, JudgeError, OpenAIBackend, read_grade
 from rewards.router import RewardRouter
+from rewards.tasks.judged import JudgedOpenEnded, Preference
 
 
 class ScriptedServer(ThreadingHTTPServer):
@@ -177,7 +177,7 @@ def test_a_judge_that_is_down_is_an_error(server: ScriptedServer) -> None:
 @pytest.mark.slow
 def test_a_local_vllm_engine_as_judge(tiny_model_dir: Path, tmp_path: Path) -> None:
     """Even a model of random weights gives a readable verdict: its replies are constrained to the schema."""
-    from rewards.judge import VLLMBackend
+    from rewards.judge.client import VLLMBackend
 
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096, "mm_processor_cache_gb": 0}
     backend = VLLMBackend(str(tiny_model_dir), max_tokens=400, reason_chars=40, engine=engine)

@@ -16,9 +16,9 @@ import pytest
 from rewards_helpers import Scripted
 
 from rewards.base import Query
-from rewards.math_answer import MathAnswer
 from rewards.pool import ScoringPool
 from rewards.router import RewardRouter
+from rewards.tasks.math_answer import MathAnswer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,7 +102,7 @@ PARENT = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from rewards.base import Query
-from rewards.code import Code
+from rewards.tasks.code import Code
 from rewards.pool import ScoringPool
 from rewards_helpers import Scripted
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rewards.base import Query
 from rewards.extract import find_boolean, find_box, find_choice, find_interval, find_number, parse_options, read_answer
 from rewards.geometry import box_iou, interval_iou, to_pixels
-from rewards.numerical import mean_relative_accuracy
-from rewards.ocr import OCR
-from rewards.ordering import Ordering
 from rewards.router import RewardRouter
-from rewards.spatial_temporal import SpatialTemporalGrounding
+from rewards.tasks.numerical import mean_relative_accuracy
+from rewards.tasks.ocr import OCR
+from rewards.tasks.ordering import Ordering
+from rewards.tasks.spatial_temporal import SpatialTemporalGrounding
 from rewards.terms import Repetition, SoftOverlong
 
 # No stored examples and no time limit per example: runs are repeatable on a busy machine.

@@ -16,11 +16,11 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from rewards.base import Query
-from rewards.boolean import Boolean
-from rewards.multiple_choice import MultipleChoice
 from rewards.official import judge_official, official_benchmarks
 from rewards.router import RewardRouter, default_routes
 from rewards.score import main, read_records
+from rewards.tasks.boolean import Boolean
+from rewards.tasks.multiple_choice import MultipleChoice
 from rewards.terms import LengthBand, Repetition, SoftOverlong
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -181,7 +181,8 @@ def test_shell_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_importing_the_rewards_is_free() -> None:
     """No heavy library comes with the router; scorers import theirs when they first judge."""
-    code = "import sys, rewards.router, rewards.code, rewards.judge, rewards.svg, rewards.html, rewards.math_answer; "
+    code = "import sys, rewards.router, rewards.judge.client\n"
+    code += "from rewards.tasks import code, svg, html, math_answer\n"
     code += "print([m for m in ('torch', 'vllm', 'sympy', 'openai', 'hydra', 'jiwer', 'numpy') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rewards.base import Query
-from rewards.code import Code, read_tests, same_output
-from rewards.sandbox import Limits, isolation_level, run_python
+from rewards.sandbox.run import Limits, isolation_level, run_python
+from rewards.tasks.code import Code, read_tests, same_output
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = ["namespaces", "filters"]
@@ -87,8 +87,8 @@ def test_this_system_offers_isolation() -> None:
 
 REFUSAL = """
 from rewards.base import Query
-from rewards.code import Code
-from rewards.sandbox_child import seccomp
+from rewards.tasks.code import Code
+from rewards.sandbox.child import seccomp
 
 seccomp()  # from here on this process may not start others: a system on which no isolation can be set up
 print(Code().judge(Query("", "1", "code"), "print(1)"))

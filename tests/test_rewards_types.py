@@ -7,9 +7,9 @@ import json
 import pytest
 
 from rewards.base import Query
-from rewards.numerical import mean_relative_accuracy, numbers_agree
-from rewards.open_ended import rouge
 from rewards.router import RewardRouter
+from rewards.tasks.numerical import mean_relative_accuracy, numbers_agree
+from rewards.tasks.open_ended import rouge
 
 OPTIONS = ["A. a ripe apple", "B. two bananas", "C. a bowl of cherries", "D. dates"]
 TUBE = {"time": [2, 5], "boxes": {str(k): [100, 100, 200, 200] for k in range(2, 6)}}

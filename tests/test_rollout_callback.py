@@ -10,9 +10,9 @@ import pytest
 import torch
 from rollout_helpers import make_sample, reference_logprobs
 
+from datamodules.common.seeds import response_seed
 from datamodules.types import StepBatch
 from rollout.callback import ColocatedEngineCallback, assemble
-from rollout.seeds import response_seed
 from rollout.types import GenerateRequest, SamplingSpec
 
 

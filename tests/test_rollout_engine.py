@@ -10,8 +10,8 @@ import pytest
 import torch
 from rollout_helpers import make_requests, make_sample, reference_logprobs
 
+from datamodules.common.seeds import response_seed
 from rollout.engines.hf import HFEngine, processed_logprobs
-from rollout.seeds import response_seed
 from rollout.tokens import model_token_ids
 from rollout.types import SampleError, SamplingSpec
 from rollout.weight_sync import WeightSync, hub_weight_names, logprob_gate

@@ -54,7 +54,7 @@ def build_qwen3_5(folder) -> None:
     """The tiny Qwen3.5 with the head sizes that vLLM's CPU kernels need."""
     from transformers import Qwen3_5ForConditionalGeneration
 
-    from lightning_modules.tiny import train_tokenizer
+    from datamodules.demo.tiny_model import train_tokenizer
 
     torch.manual_seed(0)
     small, processor = BUILDERS["qwen3_5"](train_tokenizer(TINY_CORPUS))

@@ -11,10 +11,10 @@ import threading
 import pytest
 from conftest import ROOT
 
-from lightning_modules.launch import processes
 from lightning_modules.launch.cli import main
 from lightning_modules.launch.config import compose, expand_sweep, nearest
 from lightning_modules.launch.preflight import plan_lines
+from lightning_modules.state import stop_flag
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 
@@ -179,7 +179,7 @@ def test_an_interrupt_that_python_drops_during_start_up_still_stops_the_run(monk
 
     from lightning_modules.callbacks.stop import StopCallback
 
-    monkeypatch.setattr(processes, "_interrupted", threading.Event())
+    monkeypatch.setattr(stop_flag, "_interrupted", threading.Event())
     previous = signal.getsignal(signal.SIGINT)
 
     class Careless:
@@ -189,7 +189,7 @@ def test_an_interrupt_that_python_drops_during_start_up_still_stops_the_run(monk
     callback = StopCallback(max_steps=1)
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     try:
-        processes.remember_interrupt()
+        stop_flag.remember_interrupt()
         Careless()
         gc.collect()
         callback.setup(trainer, L.LightningModule(), "fit")

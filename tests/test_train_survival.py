@@ -8,7 +8,7 @@ import os
 import pytest
 from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step, wait_until
 
-from datamodules.files import FolderLock
+from datamodules.common.files import FolderLock
 
 STEPS = 6
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_modules.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, train_tokenizer
+from datamodules.demo.tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS, train_tokenizer
 
 FAMILIES = {
     "glm4v": "lightning_modules.families.glm4v.Glm4vFamily",

@@ -36,8 +36,7 @@ def read_artifact(path: str | Path, spec: VideoSpec) -> PreparedVideo:
     """
     import torch
 
-    from datamodules.video.cache import as_prepared
-    from datamodules.video.entry import content_digest
+    from datamodules.video.entry import as_prepared, content_digest
 
     data = _load(path)
     plan = _checked(path, data, spec)

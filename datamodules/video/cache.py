@@ -23,6 +23,7 @@ from datamodules.video.codecs import get_codec
 from datamodules.video.entry import (
     EntryError,
     EntryHeader,
+    as_prepared,
     content_digest,
     plan_from,
     read_entry,
@@ -275,26 +276,6 @@ def _decode_here(path: Path, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray
     from datamodules.video.decode import decode_spec
 
     return decode_spec(path, spec, ref.start, ref.end)
-
-
-def as_prepared(frames: np.ndarray, plan: VideoPlan, digest: str, backend: str) -> PreparedVideo:
-    """Frames and plan as the object that later stages take."""
-    from transformers.video_utils import VideoMetadata
-
-    from datamodules.video.frames import SharedFrames, share
-
-    metadata = VideoMetadata(
-        total_num_frames=plan.num_source_frames,
-        fps=plan.fps,
-        width=plan.width,
-        height=plan.height,
-        duration=plan.num_source_frames / plan.fps,
-        video_backend=backend,
-        frames_indices=list(plan.indices),
-    )
-    if not isinstance(frames, SharedFrames):
-        frames = share(frames)
-    return PreparedVideo(frames=frames, metadata=metadata, grid=plan.grid, digest=digest)
 
 
 def content_identity(path: Path) -> str:

@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datamodules.files import write_whole
+from datamodules.common.files import write_whole
 from datamodules.video.codecs import decode_chunks, encode_chunks, get_codec
-from datamodules.video.frames import map_file, share
+from datamodules.video.frames import SharedFrames, map_file, share
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from datamodules.types import PreparedVideo
     from datamodules.video.spec import VideoPlan
 
 MAGIC = b"EVR1CCH1"
@@ -198,3 +199,23 @@ def plan_from(fields: dict[str, Any]) -> VideoPlan:
     from datamodules.video.spec import VideoPlan
 
     return VideoPlan(**{**fields, "indices": tuple(fields["indices"]), "grid": tuple(fields["grid"])})
+
+
+def as_prepared(frames: np.ndarray, plan: VideoPlan, digest: str, backend: str) -> PreparedVideo:
+    """Frames and plan as the object that later stages take."""
+    from transformers.video_utils import VideoMetadata
+
+    from datamodules.types import PreparedVideo
+
+    metadata = VideoMetadata(
+        total_num_frames=plan.num_source_frames,
+        fps=plan.fps,
+        width=plan.width,
+        height=plan.height,
+        duration=plan.num_source_frames / plan.fps,
+        video_backend=backend,
+        frames_indices=list(plan.indices),
+    )
+    if not isinstance(frames, SharedFrames):
+        frames = share(frames)
+    return PreparedVideo(frames=frames, metadata=metadata, grid=plan.grid, digest=digest)

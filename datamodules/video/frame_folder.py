@@ -70,9 +70,8 @@ def read_frame_folder(
     """
     import numpy as np
 
-    from datamodules.video.cache import as_prepared
     from datamodules.video.decode import resize
-    from datamodules.video.entry import content_digest
+    from datamodules.video.entry import as_prepared, content_digest
 
     files = frame_files(path)
     first = _pixels(files[0])

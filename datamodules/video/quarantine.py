@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from datamodules.files import write_lines
+from datamodules.common.files import write_lines
 
 logger = logging.getLogger(__name__)
 

@@ -103,7 +103,7 @@ def tube_ious(entry: Judged) -> tuple[float | None, float | None]:
     """(tIoU, vIoU) of one item, both from the response, so that either extraction has both."""
     from rewards.extract.structured import find_structure
     from rewards.geometry import interval_iou
-    from rewards.spatial_temporal import SpatialTemporalGrounding, read_tube
+    from rewards.tasks.spatial_temporal import SpatialTemporalGrounding, read_tube
 
     if entry.value is None:
         return None, None
@@ -131,7 +131,7 @@ def pixel_answer(response: str, fields: Mapping[str, Any]) -> str:
     """The response as JSON with its boxes in pixels; unchanged where it holds no boxes or is in pixels already."""
     from rewards.extract.structured import find_structure
     from rewards.geometry import frame_size, to_pixels
-    from rewards.spatial_temporal import read_tube
+    from rewards.tasks.spatial_temporal import read_tube
 
     if fields.get("answer_coordinates") != "relative1000":
         return response

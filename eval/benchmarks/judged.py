@@ -17,7 +17,7 @@ from eval.benchmarks.types import BenchmarkItem
 
 if TYPE_CHECKING:
     from rewards.base import Score
-    from rewards.judge import Judge
+    from rewards.judge.client import Judge
     from rewards.router import RewardRouter
 
 _LIST = re.compile(r"\[\s*-?[\d.]+(?:\s*,\s*-?[\d.]+){1,3}\s*\]")

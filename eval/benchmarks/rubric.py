@@ -15,7 +15,7 @@ from eval.benchmarks.judged import find_judge
 
 if TYPE_CHECKING:
     from rewards.base import Score
-    from rewards.judge import Judge
+    from rewards.judge.client import Judge
     from rewards.router import RewardRouter
 
 _REPLY = (
@@ -68,7 +68,7 @@ def grade(
 
 def _grade(judge: Judge, questions: Sequence[Question], score: Callable[[dict[str, list[float]]], Score]) -> Score:
     from rewards.base import Score
-    from rewards.judge import Judge, JudgeError
+    from rewards.judge.client import Judge, JudgeError
 
     grades: dict[str, list[float]] = {}
     for entry in questions:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import write_whole
+from datamodules.common.files import write_whole
 from datamodules.types import MediaRef
 from eval import metrics
 from eval.benchmarks import loading

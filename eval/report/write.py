@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import naming, write_json, write_text
+from datamodules.common.files import naming, write_json, write_text
 from eval.report.items import browser_items
 from eval.report.rows import Result, Row, group_rows, headline, rows
 

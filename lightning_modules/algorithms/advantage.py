@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 
+from datamodules.common.distributed import all_reduce, gather
 from lightning_modules.algorithms.base import RewardTable, group_mean, group_std, over_spread
-from lightning_modules.metrics import all_reduce, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 
 def whiten(values: torch.Tensor, weights: torch.Tensor | None = None, eps: float = 1e-6) -> torch.Tensor:
@@ -106,13 +105,9 @@ class GroupAdvantage:
 
 
 def _add_over_ranks(sums: dict[str, list[float]]) -> dict[str, list[float]]:
-    if world_size() == 1:
-        return sums
-    gathered: Sequence[dict[str, list[float]] | None] = [None] * world_size()
-    dist.all_gather_object(gathered, sums)
     result: dict[str, list[float]] = {}
-    for part in gathered:
-        for task, values in (part or {}).items():
+    for part in gather(sums):
+        for task, values in part.items():
             old = result.setdefault(task, [0.0] * len(values))
             result[task] = [a + b for a, b in zip(old, values, strict=True)]
     return result

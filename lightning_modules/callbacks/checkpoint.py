@@ -10,8 +10,8 @@ from typing import Any
 
 import lightning as L
 
-from lightning_modules.checkpoint import load_checkpoint, save_checkpoint
-from lightning_modules.launch.run_folder import checkpoint_path, checkpoint_steps, write_status
+from lightning_modules.state.checkpoint import load_checkpoint, save_checkpoint
+from lightning_modules.state.run_folder import checkpoint_path, checkpoint_steps, write_status
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 
-from datamodules.files import write_text
+from datamodules.common.files import write_text
 
 
 class AppendingCSVLogger(Logger):

@@ -9,20 +9,10 @@ from typing import Any
 
 import lightning as L
 
-from lightning_modules.metrics import merge
+from datamodules.common.distributed import gather
+from lightning_modules.core.metrics import merge
 
 log = logging.getLogger("train")
-
-
-def reduce_over_ranks(metrics: Mapping[str, float]) -> dict[str, float]:
-    """`merge` over the job's ranks; a collective."""
-    import torch.distributed as dist
-
-    gathered: list[Mapping[str, float]] = [metrics]
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        gathered = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, dict(metrics))
-    return merge(gathered)
 
 
 class MetricsCallback(L.Callback):
@@ -57,7 +47,7 @@ class MetricsCallback(L.Callback):
         local = {f"time/{name}_s": seconds for name, seconds in batch.timings.items()}
         local |= getattr(batch, "metrics", {})
         local["data/lost_count"] = float(len(batch.lost))
-        metrics = reduce_over_ranks(local) | dict(pl_module.step_metrics)
+        metrics = merge(gather(local)) | dict(pl_module.step_metrics)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=pl_module.rl_step)
         if trainer.is_global_zero and self._console_every_n_steps:

@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning as L
 
-from lightning_modules.launch.processes import was_interrupted
+from lightning_modules.state.stop_flag import was_interrupted
 
 log = logging.getLogger(__name__)
 

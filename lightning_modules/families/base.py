@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from lightning_modules.types import MicroBatch
+    from lightning_modules.core.types import MicroBatch
 
 Part = Literal["vision_tower", "merger", "language_model"]
 PARTS: tuple[Part, ...] = ("vision_tower", "merger", "language_model")

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 if TYPE_CHECKING:
     from torch import nn
 
-    from lightning_modules.layouts.attention import AttentionPlan, Segment
+    from lightning_modules.core.attention import AttentionPlan, Segment
 
 
 def make_segmented(model: nn.Module) -> int:

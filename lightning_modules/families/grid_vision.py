@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from lightning_modules.types import MicroBatch
+    from lightning_modules.core.types import MicroBatch
 
 
 class GridVisionFamily(ModelFamily):
@@ -51,7 +51,7 @@ class GridVisionFamily(ModelFamily):
         return self._prepare(self.model_class.from_pretrained(path, dtype=dtype))
 
     def _prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        from lightning_modules.layouts.attention import register
+        from lightning_modules.core.attention import register
 
         # Only the language model: the vision tower attends in full within frames and keeps transformers' kernel.
         model.model.language_model.config._attn_implementation = register()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from lightning_modules.types import MicroBatch
+    from lightning_modules.core.types import MicroBatch
 
 
 class Qwen3VLFamily(GridVisionFamily):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from eval.benchmarks.base import Benchmark
-    from eval.generate import Driver
+    from eval.engine.generate import Driver
     from eval.prepare import PrepareSettings
     from eval.runner import BenchmarkRun, RunOptions
 
@@ -32,8 +32,8 @@ def evaluate_benchmarks(config: DictConfig) -> int:
     Raises:
         ConfigError: something is wrong before any work starts.
     """
-    from datamodules.files import FolderInUse
-    from eval.generate import EngineLostError
+    from datamodules.common.files import FolderInUse
+    from eval.errors import EngineLostError
     from eval.report.write import read_report
     from eval.runner import STAGES
 
@@ -190,8 +190,8 @@ def _given(plain: dict[str, Any], section: str) -> dict[str, float]:
 
 def _model(path: str) -> Path:
     """The model's folder; a training run's checkpoint, the newest unless one is named, is exported first."""
-    from lightning_modules.launch.run_folder import CHECKPOINT_DIR
     from lightning_modules.launch.runs import export_run
+    from lightning_modules.state.run_folder import CHECKPOINT_DIR
 
     folder = Path(path)
     if folder.parent.name == CHECKPOINT_DIR and folder.name.startswith("step_"):

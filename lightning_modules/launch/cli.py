@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 from lightning_modules.launch import training
 from lightning_modules.launch.config import ROOT, ConfigError, compose, expand_sweep, require_values
 from lightning_modules.launch.pipeline import in_stage, parse_stages, run_pipeline
+from lightning_modules.launch.plan import RunPlan, lock_run, plan_run
 from lightning_modules.launch.processes import (
     INTERRUPTED,
     ChildRun,
     die_with_parent,
     in_launched_rank,
-    remember_interrupt,
     torchrun_command,
 )
 from lightning_modules.launch.ranks import PLAN_ENV, inherited_plan, plan_to_json, share_plan
-from lightning_modules.launch.run_folder import RunPlan, lock_run, plan_run, read_status
+from lightning_modules.state.run_folder import read_status
+from lightning_modules.state.stop_flag import remember_interrupt
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

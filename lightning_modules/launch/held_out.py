@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datamodules.files import write_json
+from datamodules.common.files import write_json
 from lightning_modules.launch.config import ConfigError, build
 from lightning_modules.launch.runs import export_run, load_run_config
 

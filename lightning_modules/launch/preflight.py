@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lightning_modules.algorithms.base import Algorithm
-    from lightning_modules.grpo import GRPOLightningModule
+    from lightning_modules.modules.rl import GRPOLightningModule
     from rollout.types import SamplingSpec
 
 log = logging.getLogger("preflight")
@@ -173,7 +173,7 @@ def _offline_problems(plain: dict[str, Any], sampling: SamplingSpec) -> list[str
 
 def _answer_problems(module: GRPOLightningModule) -> list[str]:
     """An algorithm that compares rewards where every target is right."""
-    from lightning_modules.sft import SFTLightningModule
+    from lightning_modules.modules.sft import SFTLightningModule
 
     if not isinstance(module, SFTLightningModule) or not module.algorithm.reads_rewards:
         return []

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,24 +32,6 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent ended between the two calls
         os._exit(1)
-
-
-_interrupted = threading.Event()
-
-
-def remember_interrupt() -> None:
-    """From now on a SIGINT raises KeyboardInterrupt and is remembered: raised in a destructor, Python would drop it."""
-
-    def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        _interrupted.set()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, on_interrupt)
-
-
-def was_interrupted() -> bool:
-    """Whether a SIGINT has arrived since `remember_interrupt`."""
-    return _interrupted.is_set()
 
 
 def kill_tree(pid: int) -> None:

@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from lightning_modules.launch.run_folder import RunPlan
+from lightning_modules.launch.plan import RunPlan
 
 PLAN_ENV = "EVR1_RUN_PLAN"
 """Run folder and checkpoint, fixed by the first process and read by the ranks it starts."""

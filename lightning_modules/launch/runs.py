@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_modules.launch.config import ConfigError
-from lightning_modules.launch.run_folder import checkpoint_steps
+from lightning_modules.state.run_folder import checkpoint_steps
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -53,8 +53,8 @@ def export_run(run_dir: Path, step: int | None = None, dtype: str | None = None,
     import torch
     from hydra.utils import instantiate
 
-    from lightning_modules.checkpoint import load_model_weights
-    from lightning_modules.export import export_policy
+    from lightning_modules.state.checkpoint import load_model_weights
+    from lightning_modules.state.export import export_policy
     from lightning_modules.strategies.materialise import load_whole
 
     config = load_run_config(run_dir)

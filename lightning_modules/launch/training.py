@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datamodules.files import write_text
+from datamodules.common.files import write_text
 from lightning_modules.launch.config import build, to_plain
+from lightning_modules.launch.plan import RunPlan
 from lightning_modules.launch.processes import INTERRUPTED
-from lightning_modules.launch.run_folder import RunPlan, write_status
+from lightning_modules.state.run_folder import write_status
 
 if TYPE_CHECKING:
     import lightning as L

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from lightning_modules.core.types import MicroBatch
 from lightning_modules.layouts.patchify import Patches
-from lightning_modules.types import MicroBatch
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample

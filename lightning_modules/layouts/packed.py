@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_modules.layouts.attention import AttentionPlan, Segment
+from lightning_modules.core.attention import AttentionPlan, Segment
 from lightning_modules.layouts.base import Context, Layout, Piece, Row, assemble, sequence_rows
 
 if TYPE_CHECKING:
-    from lightning_modules.types import MicroBatch
+    from lightning_modules.core.types import MicroBatch
 
 
 class PackedLayout(Layout):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lightning_modules.layouts.base import Context, Layout, Piece, assemble, sequence_rows
 
 if TYPE_CHECKING:
-    from lightning_modules.types import MicroBatch
+    from lightning_modules.core.types import MicroBatch
 
 
 class PaddedLayout(Layout):

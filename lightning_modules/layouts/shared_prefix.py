@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_modules.layouts.attention import AttentionPlan, Segment
+from lightning_modules.core.attention import AttentionPlan, Segment
 from lightning_modules.layouts.base import (
     Context,
     Layout,
@@ -26,7 +26,7 @@ from lightning_modules.layouts.base import (
 from lightning_modules.layouts.packed import concatenate
 
 if TYPE_CHECKING:
-    from lightning_modules.types import MicroBatch
+    from lightning_modules.core.types import MicroBatch
     from rollout.types import RolloutGroup
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from rewards.sample import submit_response
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch
+    from lightning_modules.algorithms.weighting import OffPolicyWeighting
     from lightning_modules.offline.trajectories import Trajectory
-    from lightning_modules.offline.weighting import OffPolicyWeighting
     from rollout.types import GenerateRequest, RolloutGroup, SamplingSpec
 
 log = logging.getLogger(__name__)

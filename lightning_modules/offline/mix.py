@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import lightning as L
 
     from datamodules.types import StepBatch
+    from lightning_modules.algorithms.weighting import OffPolicyWeighting
     from lightning_modules.offline.trajectories import Trajectory
-    from lightning_modules.offline.weighting import OffPolicyWeighting
     from rewards.base import Score
     from rollout.types import GenerateRequest, RolloutGroup, SamplingSpec
 

@@ -12,8 +12,8 @@ from lightning_modules.offline.schedule import Share, as_share, check_share, uni
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch
+    from lightning_modules.algorithms.weighting import OffPolicyWeighting
     from lightning_modules.offline.trajectories import Trajectory
-    from lightning_modules.offline.weighting import OffPolicyWeighting
     from rollout.types import GenerateRequest, Response, RolloutGroup, SamplingSpec
 
 

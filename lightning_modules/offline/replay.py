@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from datamodules.types import StepBatch
-    from lightning_modules.offline.weighting import OffPolicyWeighting
+    from lightning_modules.algorithms.weighting import OffPolicyWeighting
     from rollout.types import SamplingSpec
 
 log = logging.getLogger(__name__)

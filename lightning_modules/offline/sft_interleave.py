@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import lightning as L
 
     from datamodules.types import PreparedSample
-    from lightning_modules.update import PolicyUpdater
+    from lightning_modules.update.updater import PolicyUpdater
     from rollout.types import SamplingSpec
 
 _LOGGED = {
@@ -113,7 +113,7 @@ class SFTInterleaveCallback(OfflineCallback):
 def supervised_updater(main: PolicyUpdater) -> PolicyUpdater:
     """An updater of the same policy, layout and strategy whose loss is the likelihood of given tokens."""
     from lightning_modules.algorithms.sft import Supervised
-    from lightning_modules.update import PolicyUpdater
+    from lightning_modules.update.updater import PolicyUpdater
 
     settings = replace(
         main.settings, update_batch_size=None, epochs=1, entropy=False, entropy_bonus=0.0, importance=None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from lightning_modules.families.base import ModelFamily
-    from lightning_modules.policy import PolicyModel
+    from lightning_modules.families.policy import PolicyModel
 
 
 class PolicyStrategy:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from lightning_modules.families.base import ModelFamily
-    from lightning_modules.policy import PolicyModel
+    from lightning_modules.families.policy import PolicyModel
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def load_whole(
     cpu_offload: bool = False,
 ) -> PolicyModel:
     """The policy on one device; with `cpu_offload` in host memory, and the caller moves it for its passes."""
-    from lightning_modules.policy import PolicyModel
+    from lightning_modules.families.policy import PolicyModel
 
     policy = PolicyModel(family.load(model_path, dtype), family, logprob_chunk)
     _configure(policy, family, gradient_checkpointing, frozen_parts)
@@ -64,7 +64,7 @@ def load_sharded(
     """The policy sharded over `mesh`; a collective that every rank calls."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    from lightning_modules.policy import PolicyModel
+    from lightning_modules.families.policy import PolicyModel
 
     policy = PolicyModel(family.empty(model_path, dtype), family, logprob_chunk)
     _configure(policy, family, gradient_checkpointing, frozen_parts)

@@ -11,7 +11,7 @@ from rewards.base import Query
 from rewards.extract.sections import read_answer
 from rewards.extract.structured import as_float, find_structure
 from rewards.geometry import box_iou
-from rewards.temporal_grounding import gold_interval
+from rewards.tasks.temporal_grounding import gold_interval
 
 _EXAMPLE = "a specific example is : 20.8 - 30.0 seconds"
 _KEYWORDS = ("start", "end", "happen")

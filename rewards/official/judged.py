@@ -168,6 +168,6 @@ def common(query: Query) -> float:
     """The shared rules: numbers equal after a sane parse, and binary judge replies."""
     if "judge" in query.problem_type.casefold():
         return binary_verdict(query.response)
-    from rewards.numerical import Numerical
+    from rewards.tasks.numerical import Numerical
 
     return Numerical().judge(query, query.response).accuracy

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from datamodules.common import distributed
 from rollout.types import Engine, GenerateRequest, Response
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class LockStepEngine:
         import torch.distributed as dist
 
         self._engine = engine
-        world, rank = dist.get_world_size(), dist.get_rank()
+        world, rank = distributed.world_size(), distributed.rank()
         if world % tensor_parallel_size:
             raise ValueError(f"tensor_parallel_size={tensor_parallel_size} does not divide the {world} ranks")
         self._place = rank % tensor_parallel_size

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.distributed import world_size
 from rollout.engines.checks import check_requests
 from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
 from rollout.engines.vllm_input import fixed_options, read_response, render, sampling_params
@@ -110,7 +111,7 @@ class VLLMEngine:
             "load_format": "auto" if load_weights else "dummy",
             "seed": seed,
         }
-        if _world_size() > 1:
+        if world_size() > 1:
             options["distributed_executor_backend"] = "external_launcher"
         with _kept_random_state(), warnings.catch_warnings():
             # vLLM touches deprecated names of torch.
@@ -208,7 +209,7 @@ class VLLMEngine:
             client._finalizer.detach()
             client.engine_core.model_executor.shutdown()
             client.engine_core.scheduler.shutdown()
-            if _world_size() > 1:
+            if world_size() > 1:
                 from vllm.distributed.parallel_state import destroy_model_parallel
 
                 # vLLM's own groups and the shared memory behind them, not the trainer's.
@@ -274,14 +275,8 @@ def _kept_random_state() -> Iterator[None]:
     np.random.set_state(numpy)
 
 
-def _world_size() -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
 def _check_arguments(tensor_parallel_size: int, sleep_level: int, utilization: float, max_model_len: int) -> None:
-    world = _world_size()
+    world = world_size()
     if tensor_parallel_size < 1 or world % tensor_parallel_size:
         raise ValueError(f"rollout tensor_parallel_size={tensor_parallel_size} does not divide the {world} ranks")
     if sleep_level not in (0, 1, 2):

@@ -25,7 +25,7 @@ def source_clips(small: bool) -> list[Path]:
         sys.exit("EVR1_TEST_DATA does not name the folder of test data (videos/)")
     import numpy as np
 
-    from datamodules.synthetic import encode_video
+    from datamodules.demo.synthetic import encode_video
 
     path = Path(os.environ.get("TMPDIR", "/tmp")) / "bench_drawn.mp4"
     rows = np.arange(240)[None, :, None, None] + np.arange(90)[:, None, None, None]

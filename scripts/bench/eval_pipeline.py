@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from datamodules.types import PreparedSample, Sample
-from eval.async_driver import AsyncDriver
 from eval.benchmarks.types import BenchmarkItem
-from eval.generate import LockStepDriver
+from eval.engine.async_driver import AsyncDriver
+from eval.engine.generate import LockStepDriver
 from eval.pipeline import ask
 from eval.pool import PreparePool
 from eval.prepare import ReadyItem
@@ -100,7 +100,8 @@ def synchronous(items: list[BenchmarkItem], decode_s: float, generate_s: float, 
 def pipelined(items: list[BenchmarkItem], decode_s: float, generate_s: float, batch: int, processes: int) -> dict:
     """Seconds of the real pipeline with the same waits, its processes' start and its records on disk included."""
     started = time.monotonic()
-    pool = PreparePool(WaitingDecoder(decode_s), processes=processes, preload=["eval.pipeline", "eval.async_driver"])
+    preload = ["eval.pipeline", "eval.engine.async_driver"]
+    pool = PreparePool(WaitingDecoder(decode_s), processes=processes, preload=preload)
     pool.start(len(items))
     driver = AsyncDriver([lambda: WaitingEngine(generate_s)], max_in_flight=batch)
     with tempfile.TemporaryDirectory() as folder:
@@ -152,8 +153,8 @@ def real_vllm(folder: Path) -> dict:
     import eval_demo
 
     from eval.benchmarks import catalogue
+    from eval.engine.vllm_replica import AsyncLLMReplica
     from eval.prepare import PrepareSettings
-    from eval.vllm_replica import AsyncLLMReplica
     from rollout.callback import resolve_sampling
     from rollout.engines.vllm import VLLMEngine
 

@@ -32,7 +32,7 @@ def bench_model(folder: Path, hidden: int, layers: int) -> Path:
     """A random Qwen3-VL whose width makes arithmetic, not overhead, the cost."""
     from transformers import Qwen3VLForConditionalGeneration
 
-    from lightning_modules.tiny import build_tiny_model, tiny_config
+    from datamodules.demo.tiny_model import build_tiny_model, tiny_config
 
     base = build_tiny_model(folder / "tiny", ["What is shown? <answer>A</answer>"] * 8)
     from transformers import AutoProcessor
@@ -98,10 +98,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Forward and backward of one layout; medians over the repeats."""
     import torch
 
+    from lightning_modules.families.policy import PolicyModel
     from lightning_modules.families.qwen3_vl import Qwen3VLFamily
     from lightning_modules.layouts.base import Context
     from lightning_modules.layouts.patchify import Patchifier
-    from lightning_modules.policy import PolicyModel
     from scripts.bench.peak import peak_since, start_peak
 
     torch.set_num_threads(arguments.threads)

@@ -28,14 +28,14 @@ def run(folder: Path, clips: list[Path], count: int) -> None:
     """Every sample has a file of its own (hard copies), as in a real data set."""
     import shutil
 
+    from datamodules.demo.synthetic import synthetic_corpus
+    from datamodules.demo.tiny_model import build_tiny_model
     from datamodules.lengths import prompt_lengths
     from datamodules.prepare import SamplePreparer, load_processor
     from datamodules.prompts import PromptTemplates
-    from datamodules.synthetic import synthetic_corpus
     from datamodules.types import MediaRef, Sample
     from datamodules.video.cache import VideoCache
     from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
-    from lightning_modules.tiny import build_tiny_model
 
     processor = load_processor(build_tiny_model(folder / "model", synthetic_corpus()))
     rules = MediaRules.from_processor(processor)

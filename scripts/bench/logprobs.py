@@ -28,7 +28,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Forward and backward of one variant; chunk 0 is the full matrix."""
     import torch
 
-    from lightning_modules.logprobs import token_logprobs
+    from lightning_modules.core.logprobs import token_logprobs
     from scripts.bench.peak import peak_since, start_peak
 
     torch.set_num_threads(arguments.threads)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from policy_helpers import context, load_processor, prepared_sample
 
+from lightning_modules.families.policy import PolicyModel
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
-from lightning_modules.policy import PolicyModel
 from rollout.engines.vllm import VLLMEngine
 from rollout.types import GenerateRequest, RolloutGroup, SamplingSpec
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from lightning_modules.checkpoint import load_checkpoint, save_checkpoint
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
+from lightning_modules.state.checkpoint import load_checkpoint, save_checkpoint
 from lightning_modules.strategies.materialise import ShardOptions, load_sharded, load_whole
 
 

@@ -21,16 +21,16 @@ from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.gdpo import GDPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
-from lightning_modules.collect import collect
-from lightning_modules.dynamic_sampling import GroupFilter
 from lightning_modules.families.base import PARTS
 from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
-from lightning_modules.mismatch import MismatchGate
 from lightning_modules.strategies.ddp import ReplicatedStrategy
 from lightning_modules.strategies.materialise import ShardOptions, load_sharded, load_whole
-from lightning_modules.update import PolicyUpdater, UpdateSettings
+from lightning_modules.update.collect import collect
+from lightning_modules.update.dynamic_sampling import GroupFilter
+from lightning_modules.update.mismatch import MismatchGate
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 
 LAYOUTS = {layout.name: layout for layout in (PaddedLayout, PackedLayout, SharedPrefixLayout)}
 

@@ -1,0 +1,92 @@
+"""The policy: one root module whose single `forward` does everything that touches parameters.
+
+FSDP2 gathers parameters in the root's forward hooks, so neither the vision tower nor the output projection may be
+called from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lightning_modules.core.logprobs import token_logprobs
+from lightning_modules.core.types import MicroBatch, TokenOutputs
+from lightning_modules.families.base import PARTS, ModelFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from transformers import PreTrainedModel
+
+
+class PolicyModel(nn.Module):
+    """A vision-language model that scores response tokens.
+
+    Args:
+        hf: transformers' model (attribute `hf`; parameter names of this module are `hf.<transformers name>`).
+        family: the architecture's description.
+        logprob_chunk: tokens per chunk of the output projection.
+    """
+
+    def __init__(self, hf: PreTrainedModel, family: ModelFamily, logprob_chunk: int = 1024) -> None:
+        super().__init__()
+        self.hf = hf
+        self.family = family
+        self.logprob_chunk = logprob_chunk
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        temperature: float = 1.0,
+        banned_ids: tuple[int, ...] = (),
+        with_entropy: bool = False,
+    ) -> TokenOutputs:
+        """Log-probabilities (and entropies) of the R response tokens of `batch`.
+
+        Raises:
+            ValueError: placeholder tokens and visual features differ in number.
+        """
+        self._check_placeholders(batch)
+        hidden = self.family.hidden_states(self.hf, batch)
+        predicting = hidden[batch.target_rows, batch.target_cols]
+        weight = self.family.output_weight(self.hf)
+        logprobs, entropy = token_logprobs(
+            predicting, weight, batch.target_ids, temperature, banned_ids, with_entropy, self.logprob_chunk
+        )
+        return TokenOutputs(logprobs=logprobs, entropy=entropy)
+
+    def _check_placeholders(self, batch: MicroBatch) -> None:
+        family = self.family
+        kinds = family.media_kinds(batch.input_ids)
+        for kind, code, grids in (("image", 1, batch.image_grid_thw), ("video", 2, batch.video_grid_thw)):
+            features = 0 if grids is None else sum(family.visual_tokens(tuple(g)) for g in grids.tolist())
+            tokens = int((kinds == code).sum())
+            if tokens != features:
+                raise ValueError(
+                    f"{tokens} {kind} placeholder tokens but {features} {kind} features in the micro-batch of samples "
+                    f"{', '.join(batch.uids) or '(none)'}: prompt and media do not belong together"
+                )
+
+    def freeze(self, parts: Collection[str]) -> None:
+        """Exclude whole parts (`vision_tower`, `merger`, `language_model`) from training."""
+        unknown = sorted(set(parts) - set(PARTS))
+        if unknown:
+            raise ValueError(f"cannot freeze {unknown}: the parts of a model are {list(PARTS)}")
+        for name, parameter in self.hf.named_parameters():
+            parameter.requires_grad_(self.family.part_of(name) not in parts)
+
+    def checkpoint_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (checkpoint name, full tensor) one parameter at a time; a collective on every rank when sharded.
+
+        Tied weights are yielded once, under the embedding's name.
+        """
+        from torch.distributed.tensor import DTensor
+
+        for name, parameter in self.hf.named_parameters():
+            tensor = parameter.detach()
+            if isinstance(tensor, DTensor):
+                tensor = tensor.full_tensor()
+            yield from self.family.checkpoint_tensors(name, tensor)
