@@ -19,11 +19,11 @@ from lightning_modules.algorithms.base import Algorithm, Counts, TokenBatch, Tok
 from lightning_modules.core.metrics import MetricBag
 from lightning_modules.layouts.base import Context, Layout, Piece, dummy_micro_batch
 from lightning_modules.layouts.patchify import PatchCache
+from lightning_modules.update import diagnostics
 from lightning_modules.update.collect import Collected, Key, collect
 from lightning_modules.update.optim import clip_gradients, learning_rates
 from lightning_modules.update.planning import plan_micro_batches
 from lightning_modules.update.settings import UpdateSettings
-from lightning_modules.update.updater import diagnostics
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
