@@ -38,6 +38,7 @@ EXTRAS = {
     "flash": ["flash-attn>=2.8"],  # optional packed attention on GPU; needs nvcc to build
     "test": [
         "hypothesis>=6",
+        "mypy>=1.18",
         "pytest>=8",
         "pytest-timeout>=2.3",
         "qwen-vl-utils==0.0.14",
