@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from rewards.base import Query, TaskReward, Verdict
 
 
 class Scripted(TaskReward):
-    """Does what the answer says: "sleep X", "hang", "die", "grab" (memory), "raise"; anything else is compared."""
+    """Does what the answer says: "sleep X", "hang", "die", "grab" (memory), "raise".
+
+    "hang PATH" leaves that file before it hangs. Anything else is compared with the gold answer.
+    """
 
     lane = "process"
 
@@ -18,6 +22,8 @@ class Scripted(TaskReward):
         if word == "sleep":
             time.sleep(float(value))
         elif word == "hang":
+            if value:
+                Path(value).touch()
             while True:
                 pass
         elif word == "die":

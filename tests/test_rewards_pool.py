@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from rewards_helpers import Scripted
+from waiting import all_gone, file_exists, until
 
 from rewards.base import Query
 from rewards.pool import ScoringPool
@@ -34,21 +34,12 @@ def pool():
     pool.close()
 
 
-def gone(pids: list[int], seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
-        if not alive:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_hostile_judgements_leave_the_others_intact(pool: ScoringPool) -> None:
     hostile = ["hang", "die", "grab", "raise"]
     answers = ["x"] * 100 + hostile + ["y"] * 100
-    futures = [pool.submit("scripted", query(), answer, 3.0) for answer in answers]
-    verdicts = [future.result(timeout=60) for future in futures]
+    limits = [3.0 if answer == "hang" else 60.0 for answer in answers]
+    futures = [pool.submit("scripted", query(), answer, s) for answer, s in zip(answers, limits, strict=True)]
+    verdicts = [future.result(timeout=300) for future in futures]
     assert [v.accuracy for v in verdicts[:100]] == [1.0] * 100
     assert [v.accuracy for v in verdicts[104:]] == [0.0] * 100
     assert all(v.status == "ok" for v in [*verdicts[:100], *verdicts[104:]])
@@ -62,10 +53,10 @@ def test_hostile_judgements_leave_the_others_intact(pool: ScoringPool) -> None:
 
 def test_a_killed_worker_is_replaced() -> None:
     pool = ScoringPool({"scripted": Scripted()}, workers=1)
-    first = pool.submit("scripted", query(), "x", 5.0).result(timeout=60)
+    first = pool.submit("scripted", query(), "x", 60.0).result(timeout=120)
     os.kill(int(first.parts["pid"]), signal.SIGKILL)
-    assert gone([int(first.parts["pid"])])
-    later = [pool.submit("scripted", query(), "x", 5.0).result(timeout=60) for _ in range(5)]
+    all_gone([int(first.parts["pid"])])
+    later = [pool.submit("scripted", query(), "x", 60.0).result(timeout=120) for _ in range(5)]
     pool.close()
     assert [verdict.accuracy for verdict in later] == [1.0] * 5
     assert {verdict.parts["pid"] for verdict in later}.isdisjoint({first.parts["pid"]})
@@ -75,7 +66,7 @@ def test_the_pool_works_from_any_thread(pool: ScoringPool) -> None:
     verdicts = []
 
     def ask() -> None:
-        verdicts.append(pool.submit("scripted", query(), "x", 5.0).result(timeout=60))
+        verdicts.append(pool.submit("scripted", query(), "x", 60.0).result(timeout=120))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -85,15 +76,15 @@ def test_the_pool_works_from_any_thread(pool: ScoringPool) -> None:
     assert [v.accuracy for v in verdicts] == [1.0] * 8
 
 
-def test_closing_ends_every_process_and_every_waiting_judgement() -> None:
+def test_closing_ends_every_process_and_every_waiting_judgement(tmp_path: Path) -> None:
     pool = ScoringPool({"scripted": Scripted()}, workers=1)
-    pool.submit("scripted", query(), "x", 5.0).result(timeout=60)
+    pool.submit("scripted", query(), "x", 60.0).result(timeout=120)
     pids = pool.pids
-    waiting = [pool.submit("scripted", query(), "hang", 60.0) for _ in range(3)]
-    time.sleep(0.2)
+    waiting = [pool.submit("scripted", query(), f"hang {tmp_path}/begun", 600.0) for _ in range(3)]
+    file_exists(tmp_path / "begun")
     pool.close()
-    assert [future.result(timeout=10).status for future in waiting] == ["error"] * 3
-    assert gone(pids)
+    assert [future.result(timeout=60).status for future in waiting] == ["error"] * 3
+    all_gone(pids)
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit("scripted", query(), "x", 1.0)
 
@@ -101,6 +92,7 @@ def test_closing_ends_every_process_and_every_waiting_judgement() -> None:
 PARENT = """
 import sys, time
 sys.path.insert(0, {tests!r})
+from waiting import until
 from rewards.base import Query
 from rewards.tasks.code import Code
 from rewards.pool import ScoringPool
@@ -110,7 +102,7 @@ pool = ScoringPool({{"code": Code(wall_s=60, cpu_s=60), "scripted": Scripted()}}
 pool.submit("scripted", Query("", "x", "scripted"), "x", 60).result()
 pool.submit("scripted", Query("", "x", "scripted"), "hang", 600)
 pool.submit("code", Query("", "1", "code"), "import time\\ntime.sleep(600)", 600)
-time.sleep(1.5)
+until(lambda: len(pool.pids) == 2, "two workers")
 print(" ".join(map(str, pool.pids)), flush=True)
 time.sleep(600)
 """
@@ -122,12 +114,16 @@ def test_nothing_survives_a_parent_that_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, text=True)
     assert parent.stdout is not None
     workers = [int(pid) for pid in parent.stdout.readline().split()]
-    family = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
-    assert set(workers) <= set(family)
-    assert len(family) >= 4  # two workers, the launcher of the sandbox, and the program in it
+
+    def family() -> list[int]:
+        return [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+
+    until(lambda: len(family()) >= 4, "two workers, the launcher of the sandbox, and the program in it")
+    below = family()
+    assert set(workers) <= set(below)
     parent.kill()
     parent.wait()
-    assert gone(family)
+    all_gone(below)
     ScoringPool({}, workers=1).close()  # the next pool removes the folders that the killed one left
     assert not list(Path(tempfile.gettempdir()).glob(f"reward-pool-{parent.pid}-*"))
 
@@ -135,10 +131,11 @@ def test_nothing_survives_a_parent_that_is_killed() -> None:
 def test_math_that_never_ends_is_killed_in_its_limit() -> None:
     """Towers of powers keep sympy in C code, where no signal handler would run."""
     hostile = ["9^{9^{9^{9}}}", "(10^{8})!", "(x+y+z+w)^{3000}"]
-    with RewardRouter({"math": MathAnswer(seconds=1.5)}, workers=2) as router:
-        router.score(response="\\boxed{2}", ground_truth="x", problem_type="math")
+    routes = {"math": MathAnswer(seconds=60.0), "hasty": MathAnswer(seconds=1.5)}
+    with RewardRouter(routes, workers=2) as router:
         pending = [
-            router.submit(response=f"\\boxed{{{text}}}", ground_truth="x^{50}", problem_type="math") for text in hostile
+            router.submit(response=f"\\boxed{{{text}}}", ground_truth="x^{50}", problem_type="hasty")
+            for text in hostile
         ]
         record = {"ground_truth": "7\\sqrt{2}", "problem_type": "math"}
         others = [router.submit(response="\\boxed{\\sqrt{98}}", **record) for _ in range(40)]
