@@ -53,7 +53,7 @@ setup(
     description="Reinforcement learning and evaluation for video vision-language models on PyTorch Lightning",
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
-    package_data={"datamodules": ["templates/*/*.jinja"], "eval": ["report/page.html"]},
+    package_data={"datamodules": ["templates/*/*.jinja"], "eval": ["report/page.html", "benchmarks/templates/*.jinja"]},
     install_requires=BASE,
     extras_require=EXTRAS,
 )

@@ -12,9 +12,8 @@ import lightning as L
 
 from datamodules.common.distributed import gather
 from datamodules.common.files import write_json
-from eval.heldout import complete, evaluate_batches, summarise
+from eval.heldout import EvalRecord, complete, evaluate_batches, summarise
 from eval.slices import slice_metrics
-from eval.types import EvalRecord
 
 if TYPE_CHECKING:
     from eval.slices import BenchmarkSlices

@@ -6,10 +6,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from datamodules.common.seeds import response_seed
-from eval.types import EvalRecord
+from eval.benchmarks.types import State
 from rewards.sample import submit_response
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError, SamplingSpec
 
@@ -20,7 +21,38 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STATES = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
+_STATES: dict[str, State] = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """One evaluated item, in exactly one final state.
+
+    Example: an answer nobody can read is `EvalRecord(uid="charades:17", state="unparsed", accuracy=0.0, ...)` and
+    counts 0; a broken video is "failed", counts 0 too and says why.
+    """
+
+    uid: str
+    """The sample's identifier."""
+    state: State
+    """ok: judged; unparsed: no answer found; failed: no response or no verdict; not_judged: a judge is missing."""
+    problem_type: str
+    data_type: str
+    """text, image, video or mixed."""
+    data_source: str = ""
+    accuracy: float = 0.0
+    """In [0, 1]; 0 unless `state` is "ok"."""
+    format: float = 0.0
+    total: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named components of the score."""
+    response: str = ""
+    answer: str = ""
+    """Ground truth."""
+    num_tokens: int = 0
+    finish_reason: str = ""
+    reason: str = ""
+    """Why the state is not "ok"."""
 
 
 def evaluate_batches(
@@ -152,7 +184,7 @@ def _mean(records: Sequence[EvalRecord]) -> float:
 def _record(
     sample: Sample, response: Response | None = None, score: Score | None = None, reason: str = ""
 ) -> EvalRecord:
-    state = "failed" if score is None else _STATES.get(score.status, "failed")
+    state: State = "failed" if score is None else _STATES.get(score.status, "failed")
     return EvalRecord(
         uid=sample.uid,
         state=state,

@@ -17,9 +17,9 @@ from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
 from eval.heldout import generate_tolerantly
-from eval.pipeline import ANSWERED, FAILED
-from eval.prepare import ItemPreparer, PrepareSettings, ReadyItem
-from eval.scoring import Scorer, scored_items
+from eval.run.pipeline import ANSWERED, FAILED
+from eval.run.prepare import ItemPreparer, PrepareSettings, ReadyItem
+from eval.run.scoring import Scorer, scored_items
 from rewards.router import RewardRouter
 from rollout.types import GenerateFn, GenerateRequest, SamplingSpec
 

@@ -25,7 +25,7 @@ from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging, set_threads
 
 if TYPE_CHECKING:
-    from eval.types import EvalRecord
+    from eval.heldout import EvalRecord
 
 log = logging.getLogger("pass_rate")
 

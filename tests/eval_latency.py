@@ -47,7 +47,7 @@ class LatencyEngine:
         return
 
     async def generate(self, request):
-        from eval.errors import EngineLostError
+        from eval.engine.errors import EngineLostError
 
         self.seen.append(request.prompt.uid)
         text = request.prompt.prompt_text

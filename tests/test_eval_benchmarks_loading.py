@@ -13,8 +13,8 @@ from datamodules.types import MediaRef
 from datamodules.video.probe import probe
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
+from eval.benchmarks.frame_policy import frame_options
 from eval.benchmarks.readers import read_records
-from eval.frame_policy import frame_options
 from tests import eval_official_files
 from tests.data_media import numbered_frames, write_video
 from tests.eval_helpers import scored, write_json, write_jsonl, write_parquet

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from datamodules.prompts import place_media
-from eval import prompts
-from eval.benchmarks import catalogue
+from eval.benchmarks import catalogue, prompts
 from eval.benchmarks.drafts import Draft, gold_letter, inline_options, letter_list, option_texts
 from tests import eval_official_files, eval_official_reasoning
 

@@ -10,8 +10,8 @@ import pytest
 from datamodules.video.probe import probe
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
+from eval.benchmarks.frame_policy import frame_options
 from eval.benchmarks.subtitles import Line, covering, interleave, read_subtitles
-from eval.frame_policy import frame_options
 from tests import eval_official_files
 from tests.data_media import numbered_frames, write_video
 from tests.eval_helpers import write_json, write_jsonl

@@ -11,11 +11,11 @@ from test_eval_pipeline_benchmark import drawn, make_run  # noqa: F401 - a fixtu
 
 from datamodules.common.files import write_lines
 from eval.benchmarks.types import BenchmarkItem
+from eval.engine.errors import EngineLostError
 from eval.engine.generate import LockStepDriver
-from eval.errors import EngineLostError
-from eval.pipeline import item_digest, open_items
-from eval.records import RecordLog, read_records
-from eval.runner import BenchmarkRun
+from eval.run.pipeline import item_digest, open_items
+from eval.run.records import RecordLog, read_records
+from eval.run.runner import BenchmarkRun
 from rewards.router import RewardRouter
 
 

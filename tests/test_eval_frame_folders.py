@@ -15,7 +15,7 @@ from datamodules.video.cache import VideoCache
 from datamodules.video.frame_folder import frame_files, read_frame_folder
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
-from eval.prepare import PrepareSettings
+from eval.run.prepare import PrepareSettings
 
 FPS, COUNT = 3, 40
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval import metrics
-from eval.benchmarks import catalogue
+from eval.benchmarks import catalogue, metrics
 from eval.benchmarks.types import Cell, Published, RunInfo, ScoredItem, Summary
 from rewards.router import RewardRouter
 from tests.eval_helpers import item, scored

@@ -16,9 +16,9 @@ from conftest import ROOT
 
 from datamodules.common.files import FolderInUse, FolderLock
 from eval.benchmarks import catalogue
-from eval.prepare import PrepareSettings
-from eval.records import read_records
-from eval.runner import BenchmarkRun, RunOptions
+from eval.run.prepare import PrepareSettings
+from eval.run.records import read_records
+from eval.run.runner import BenchmarkRun, RunOptions
 from rollout.types import SamplingSpec
 
 sys.path.insert(0, str(ROOT / "scripts"))

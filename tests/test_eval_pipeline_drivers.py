@@ -60,7 +60,7 @@ def test_items_of_a_replica_lost_for_good_go_to_the_other_one():
     engines = {"bad": LatencyEngine(), "good": LatencyEngine()}
 
     async def die(request):
-        from eval.errors import EngineLostError
+        from eval.engine.errors import EngineLostError
 
         raise EngineLostError("node down")
 
@@ -72,7 +72,7 @@ def test_items_of_a_replica_lost_for_good_go_to_the_other_one():
 
 def test_without_any_engine_left_outcomes_are_not_final():
     async def die(request):
-        from eval.errors import EngineLostError
+        from eval.engine.errors import EngineLostError
 
         raise EngineLostError("node down")
 

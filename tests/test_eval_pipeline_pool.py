@@ -15,7 +15,7 @@ from eval_latency import FakeDecoder
 from datamodules.common.files import FolderInUse, FolderLock
 from datamodules.types import Sample
 from eval.pool import PreparePool, Task
-from eval.records import RecordLog, model_identity, read_records, run_key
+from eval.run.records import RecordLog, model_identity, read_records, run_key
 
 
 def sample(uid: str, problem: str = "fine") -> Sample:

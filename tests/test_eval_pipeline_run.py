@@ -10,10 +10,10 @@ from eval_latency import FakeDecoder, LatencyEngine
 from datamodules.types import Sample
 from eval.benchmarks.types import BenchmarkItem
 from eval.engine.async_driver import AsyncDriver
-from eval.pipeline import ask, item_digest, open_items
 from eval.pool import PreparePool
-from eval.prepare import ReadyItem
-from eval.records import RecordLog, read_records
+from eval.run.pipeline import ask, item_digest, open_items
+from eval.run.prepare import ReadyItem
+from eval.run.records import RecordLog, read_records
 from rollout.types import SamplingSpec
 
 GREEDY = SamplingSpec(n=1, temperature=0.0, max_tokens=4)

@@ -16,7 +16,7 @@ from test_eval_pipeline_benchmark import drawn  # noqa: F401 - a fixture
 from train_helpers import command, environment, run
 
 from datamodules.common.files import FolderInUse, FolderLock
-from eval.records import read_records
+from eval.run.records import read_records
 
 STEPS = 3
 NAMES = ("charades_sta", "videomme")

@@ -18,7 +18,7 @@ from train_helpers import command, environment, wait_until
 from datamodules.common.files import write_lines
 from eval.engine.deadline import WatchedGenerate
 from eval.engine.generate import LockStepDriver
-from eval.records import read_records
+from eval.run.records import read_records
 from rewards.router import RewardRouter
 from rollout.types import GenerateRequest, SamplingSpec
 
@@ -200,7 +200,7 @@ def judged(tmp_path, drawn, tiny_model_dir):  # noqa: F811
     (data / "vcrbench" / "meta_info.json").write_text(json.dumps(records))
     run = make_run(tmp_path / "out", data, tiny_model_dir, "vcrbench")
     run.prepare()
-    from eval.pipeline import item_digest
+    from eval.run.pipeline import item_digest
 
     answers = [
         {"uid": item.uid, "state": "answered", "item": item_digest(item), "response": f"room {i}"}

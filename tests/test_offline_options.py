@@ -14,7 +14,7 @@ from train_helpers import run
 
 from datamodules.demo.cold_start import build_cold_start_dataset
 from datamodules.sampling import positions
-from eval.types import EvalRecord
+from eval.heldout import EvalRecord
 from lightning_modules.launch.config import ConfigError, build, compose
 from rewards.tasks.temporal_grounding import TemporalGrounding
 from scripts.filter_by_pass_rate import kept_records, named_records, pass_rates

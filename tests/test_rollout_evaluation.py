@@ -13,8 +13,7 @@ from rollout_helpers import make_requests, make_sample, reference_logprobs
 from datamodules.types import StepBatch
 from datamodules.video_rl import VideoRLDataModule
 from eval.callback import EvaluationCallback
-from eval.heldout import complete, evaluate_batches, generate_tolerantly, summarise
-from eval.types import EvalRecord
+from eval.heldout import EvalRecord, complete, evaluate_batches, generate_tolerantly, summarise
 from rewards.router import RewardRouter
 from rollout.callback import ColocatedEngineCallback
 from rollout.table import RolloutTableCallback

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.comparison import compare
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.readers import Record, lookup
@@ -28,12 +27,12 @@ from eval.benchmarks.types import (
     Published,
     RunInfo,
     ScoredItem,
+    State,
     Summary,
 )
 
 if TYPE_CHECKING:
     from datamodules.video.spec import VideoSpec
-    from eval.types import State
     from rewards.base import Score
     from rewards.router import RewardRouter
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from datamodules.types import MediaRef
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.readers import Record, lookup

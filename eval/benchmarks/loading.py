@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from datamodules.types import MediaRef, Sample
 from datamodules.video.frame_folder import is_frame_folder
-from eval import prompts
+from eval.benchmarks import prompts
 from eval.benchmarks.drafts import Draft, gold_letter, inline_options, option_texts, strip_tags
 from eval.benchmarks.readers import Record, lookup
 from eval.benchmarks.source import Source, fill

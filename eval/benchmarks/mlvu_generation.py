@@ -7,8 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, finished
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.readers import Record

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from datamodules.types import MediaRef
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import LETTERS, Draft
 from eval.benchmarks.readers import Record

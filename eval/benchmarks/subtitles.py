@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from datamodules.types import MediaRef
 from eval.benchmarks.drafts import Draft
+from eval.benchmarks.frame_policy import frame_options
 from eval.benchmarks.readers import lookup
 from eval.benchmarks.source import fill
-from eval.frame_policy import frame_options
 
 if TYPE_CHECKING:
     from datamodules.video.spec import VideoInfo, VideoPlan, VideoSpec

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft, option_texts, strip_tags
 from eval.benchmarks.judged import ask_judge, mapped

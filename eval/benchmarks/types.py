@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from datamodules.types import Sample
-    from eval.types import State
     from rewards.base import Score
 
+State = Literal["ok", "unparsed", "failed", "not_judged"]
+"""What became of an item: judged; no answer found; no response or no verdict; a judge is missing."""
 Mode = Literal["official", "robust"]
 """Which reading of a response a number rests on: the benchmark's own scorer, or the careful one of training."""
 

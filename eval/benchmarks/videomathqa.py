@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval import metrics
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.readers import lookup
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval import metrics
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from datamodules.common.files import write_whole
 from datamodules.types import MediaRef
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.readers import Record, lookup

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from eval import metrics
-from eval.benchmarks import loading
+from eval.benchmarks import loading, metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.readers import Record

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from eval.engine.errors import EngineLostError
 from eval.engine.generate import DriverStats, Outcome
-from eval.errors import EngineLostError
 from rollout.types import GenerateRequest, Response
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eval.errors import DeadlineError, EngineLostError
+from eval.engine.errors import DeadlineError, EngineLostError
 from rollout.types import GenerateFn, GenerateRequest, Response
 
 _RESPONSE, _ERROR, _END = "response", "error", "end"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from eval.errors import DeadlineError, EngineLostError
+from eval.engine.errors import DeadlineError, EngineLostError
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError
 
 log = logging.getLogger(__name__)

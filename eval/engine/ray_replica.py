@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.engine.async_driver import Replica
-from eval.errors import EngineLostError
+from eval.engine.errors import EngineLostError
 from rollout.types import GenerateRequest, Response
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from eval.errors import EngineLostError
+from eval.engine.errors import EngineLostError
 from rollout.engines.checks import check_requests
 from rollout.engines.vllm_input import fixed_options, read_response, render, sampling_params
 from rollout.model_folder import model_folder

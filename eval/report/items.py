@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.records import read_records
+from eval.run.records import read_records
 
 RIGHT = 0.5
 """An item counts as right in the browser from this accuracy on."""

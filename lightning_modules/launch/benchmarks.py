@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from eval.benchmarks.base import Benchmark
     from eval.engine.generate import Driver
-    from eval.prepare import PrepareSettings
-    from eval.runner import BenchmarkRun, RunOptions
+    from eval.run.prepare import PrepareSettings
+    from eval.run.runner import BenchmarkRun, RunOptions
 
 log = logging.getLogger("evaluate")
 
@@ -33,9 +33,9 @@ def evaluate_benchmarks(config: DictConfig) -> int:
         ConfigError: something is wrong before any work starts.
     """
     from datamodules.common.files import FolderInUse
-    from eval.errors import EngineLostError
+    from eval.engine.errors import EngineLostError
     from eval.report.write import read_report
-    from eval.runner import STAGES
+    from eval.run.runner import STAGES
 
     plain = to_plain(config)
     if plain["stage"] not in STAGES:
@@ -118,7 +118,7 @@ class _Driver:
 
 def _runs(config: DictConfig, plain: dict[str, Any]) -> list[BenchmarkRun]:
     from eval.benchmarks import catalogue
-    from eval.runner import BenchmarkRun
+    from eval.run.runner import BenchmarkRun
 
     try:
         names = catalogue.select(plain["benchmarks"])
@@ -132,9 +132,9 @@ def _runs(config: DictConfig, plain: dict[str, Any]) -> list[BenchmarkRun]:
 def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Callable[[Benchmark], PrepareSettings]]:
     from omegaconf import OmegaConf
 
-    from eval.prepare import PrepareSettings
-    from eval.records import model_identity
-    from eval.runner import RunOptions
+    from eval.run.prepare import PrepareSettings
+    from eval.run.records import model_identity
+    from eval.run.runner import RunOptions
     from rollout.callback import resolve_sampling
     from rollout.model_folder import model_folder
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from datamodules.types import Sample
-    from eval.types import EvalRecord
+    from eval.heldout import EvalRecord
     from rollout.types import Engine, SamplingSpec
 
 log = logging.getLogger("evaluate")

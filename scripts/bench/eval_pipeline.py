@@ -28,10 +28,10 @@ from datamodules.types import PreparedSample, Sample
 from eval.benchmarks.types import BenchmarkItem
 from eval.engine.async_driver import AsyncDriver
 from eval.engine.generate import LockStepDriver
-from eval.pipeline import ask
 from eval.pool import PreparePool
-from eval.prepare import ReadyItem
-from eval.records import RecordLog
+from eval.run.pipeline import ask
+from eval.run.prepare import ReadyItem
+from eval.run.records import RecordLog
 from rollout.types import GenerateRequest, Response, SamplingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ def synchronous(items: list[BenchmarkItem], decode_s: float, generate_s: float, 
 def pipelined(items: list[BenchmarkItem], decode_s: float, generate_s: float, batch: int, processes: int) -> dict:
     """Seconds of the real pipeline with the same waits, its processes' start and its records on disk included."""
     started = time.monotonic()
-    preload = ["eval.pipeline", "eval.engine.async_driver"]
+    preload = ["eval.run.pipeline", "eval.engine.async_driver"]
     pool = PreparePool(WaitingDecoder(decode_s), processes=processes, preload=preload)
     pool.start(len(items))
     driver = AsyncDriver([lambda: WaitingEngine(generate_s)], max_in_flight=batch)
@@ -154,7 +154,7 @@ def real_vllm(folder: Path) -> dict:
 
     from eval.benchmarks import catalogue
     from eval.engine.vllm_replica import AsyncLLMReplica
-    from eval.prepare import PrepareSettings
+    from eval.run.prepare import PrepareSettings
     from rollout.callback import resolve_sampling
     from rollout.engines.vllm import VLLMEngine
 
@@ -166,7 +166,7 @@ def real_vllm(folder: Path) -> dict:
     options = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 16, "limit_images": 2, "limit_videos": 2}
     # The same chunks in both: another split of a prompt rounds differently.
     options |= {"enforce_eager": True, "max_num_batched_tokens": 2048}
-    preload = ("transformers", "datamodules.video.decode", "eval.prepare")
+    preload = ("transformers", "datamodules.video.decode", "eval.run.prepare")
 
     def run(driver) -> tuple[dict, dict]:
         pool = PreparePool(PrepareSettings(str(model), frame_overrides=frames), processes=2, preload=preload)

@@ -1,6 +1,6 @@
 """Prompt styles: `official` (the benchmark's own words), `cot` and `qwen3vl`; letters come from the actual options.
 
-A template is Jinja and sees the names that `variables` lists. `cot` and `qwen3vl` are files in `eval/templates`,
+A template is Jinja and sees the names that `variables` lists. `cot` and `qwen3vl` are files in `templates`,
 shared by all benchmarks; official ones stand in the benchmarks' YAML.
 """
 

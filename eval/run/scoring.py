@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from eval.benchmarks.types import BenchmarkItem, ScoredItem
-from eval.pipeline import FAILED
+from eval.run.pipeline import FAILED
 
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
-    from eval.records import RecordLog
+    from eval.run.records import RecordLog
     from rewards.base import Score
     from rewards.router import RewardRouter
 

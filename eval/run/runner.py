@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from datamodules.common.files import FolderLock, write_json, write_lines
 from datamodules.types import MediaRef, Sample
+from eval.benchmarks.prompts import shared_template
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
-from eval.errors import EngineLostError
-from eval.pipeline import PipelineStats, ask, fits, open_items
+from eval.engine.errors import EngineLostError
 from eval.pool import PreparePool
-from eval.prompts import shared_template
-from eval.records import RecordLog, read_records, run_key
-from eval.scoring import Scorer, answer_digest, scored_items, unscored
+from eval.run.pipeline import PipelineStats, ask, fits, open_items
+from eval.run.records import RecordLog, read_records, run_key
+from eval.run.scoring import Scorer, answer_digest, scored_items, unscored
 
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
     from eval.engine.generate import Driver
-    from eval.prepare import PrepareSettings
+    from eval.run.prepare import PrepareSettings
     from rewards.router import RewardRouter
     from rollout.types import SamplingSpec
 
@@ -52,7 +52,7 @@ class RunOptions:
     model_name: str
     """As in published tables; also names the folder."""
     model_id: str
-    """Hash of the model's content (`eval.records.model_identity`)."""
+    """Hash of the model's content (`eval.run.records.model_identity`)."""
     sampling: SamplingSpec
     engine_key: Mapping[str, Any] = field(default_factory=dict)
     """Engine settings that may change answers: dtype, max_model_len, further options."""
@@ -75,7 +75,7 @@ class RunOptions:
     max_bytes: int = 8 << 30
     """Prepared frames held at one time."""
     score_timeout_s: float = 600.0
-    preload: Sequence[str] = ("transformers", "datamodules.video.decode", "eval.prepare")
+    preload: Sequence[str] = ("transformers", "datamodules.video.decode", "eval.run.prepare")
     """Modules that the preparation processes share."""
 
 

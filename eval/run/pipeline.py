@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from datamodules.common.seeds import response_seed
 from eval.pool import PreparePool, Task
-from eval.prepare import ReadyItem, media_key
+from eval.run.prepare import ReadyItem, media_key
 from rollout.types import GenerateRequest, SamplingSpec
 
 if TYPE_CHECKING:
     from eval.benchmarks.types import BenchmarkItem
     from eval.engine.generate import Driver, Outcome
-    from eval.records import RecordLog
+    from eval.run.records import RecordLog
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from datamodules.video.codecs import get_codec
 from datamodules.video.decode import check_decoder, get_reader
 from datamodules.video.frame_folder import read_frame_folder
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
-from eval.frame_policy import frame_options
+from eval.benchmarks.frame_policy import frame_options
 
 if TYPE_CHECKING:
     from datamodules.types import MediaRef, PreparedSample, PreparedVideo, Sample
