@@ -32,7 +32,7 @@ GREEDY = "greedy"
 class ColocatedEngineCallback(L.Callback):
     """Generates the responses of every step with an engine in the trainer's own process.
 
-    It is a `GroupSource`: sinks that subscribed receive each group as soon as its last response is finished, while
+    Sinks that subscribed receive each group as soon as its last response is finished, while
     other prompts are still generating; `batch.groups` holds all of them in the order of the prompts.
 
     The module provides `weights_version: int` (changes with every update), `engine_weights()` (checkpoint names and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -179,16 +179,3 @@ class Engine(Protocol):
 
 GenerateFn = Callable[["Sequence[GenerateRequest]"], "Iterator[tuple[str, Response]]"]
 """What evaluation needs of a generator: requests in, (request_id, response) out, in any order."""
-
-WeightStream = Callable[[], "Iterable[tuple[str, torch.Tensor]]"]
-"""Gives the policy's current weights, one tensor at a time, under checkpoint names."""
-
-EngineFactory = Callable[[Mapping[str, object]], Engine]
-
-
-class GroupSource(Protocol):
-    """What publishes finished groups: the engine callback. Rewards subscribe to it in their `setup`."""
-
-    def subscribe(self, sink: GroupSink) -> None:
-        """Let `sink` receive every group from now on."""
-        ...

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
-    from datamodules.types import PreparedSample
-    from rollout.types import Engine, GenerateRequest
+    from rollout.types import Engine
 
 _BYTES_PER_GIB = 1024**3
 
@@ -119,53 +117,3 @@ class WeightSync:
                 raise RuntimeError(f"weight {name} holds NaN or infinity; the update before this sync diverged")
             seen[name] = value.numel() * value.element_size()
             yield name, value
-
-
-@dataclass(frozen=True)
-class LogprobGap:
-    """How far engine and trainer disagree about sampled tokens."""
-
-    max_difference: float
-    """Largest absolute difference of log-probs."""
-    kl: float
-    """Mean of engine minus trainer log-prob over the sampled tokens: an estimate of KL(engine, trainer)."""
-    num_tokens: int
-
-
-def logprob_gate(
-    engine: Engine,
-    requests: Sequence[GenerateRequest],
-    score: Callable[[PreparedSample, np.ndarray], np.ndarray],
-    bound: float,
-) -> LogprobGap:
-    """Generate and compare the engine's log-probs with the trainer's; the start-up gate, and a probe after a sync.
-
-    Args:
-        engine: the engine under test.
-        requests: what to generate.
-        score: gives the trainer's log-probs float32 [L] of response token ids int32 [L] to a prompt, under the same
-            temperature and ban.
-        bound: largest tolerated absolute difference (1e-5 is right for float32; bfloat16 needs about 0.1).
-
-    Raises:
-        RuntimeError: a token exceeds the bound; names sample, token, position and both values.
-    """
-    import numpy as np
-
-    prompts = {request.request_id: request.prompt for request in requests}
-    total, tokens, worst = 0.0, 0, 0.0
-    for request_id, response in engine.generate(requests):
-        prompt = prompts[request_id]
-        expected = np.asarray(score(prompt, response.token_ids), dtype=np.float64)
-        difference = response.logprobs.astype(np.float64) - expected
-        place = int(np.abs(difference).argmax())
-        # `not <=` also catches NaN.
-        if not abs(difference[place]) <= bound:
-            raise RuntimeError(
-                f"sample {prompt.uid}: engine and trainer disagree about token {int(response.token_ids[place])} at "
-                f"response position {place}: log-prob {response.logprobs[place]:.6f} against {expected[place]:.6f}, "
-                f"bound {bound:g}. Training would reinforce what another model said"
-            )
-        total, tokens = total + float(difference.sum()), tokens + len(difference)
-        worst = max(worst, abs(float(difference[place])))
-    return LogprobGap(worst, total / max(tokens, 1), tokens)

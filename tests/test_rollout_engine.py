@@ -8,13 +8,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from rollout_helpers import make_requests, make_sample, reference_logprobs
+from rollout_helpers import logprob_gate, make_requests, make_sample, reference_logprobs
 
 from datamodules.common.seeds import response_seed
 from rollout.engines.hf import HFEngine, processed_logprobs
 from rollout.tokens import model_token_ids
 from rollout.types import SampleError, SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names, logprob_gate
+from rollout.weight_sync import WeightSync, hub_weight_names
 
 LONG = "What colour is the square? " * 30
 """More than one block of the prefix cache (128 tokens on CPU): shorter prompts are never cached."""

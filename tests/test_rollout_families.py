@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_CORPUS
-from rollout_helpers import MODALITIES, make_requests, make_sample, reference_logprobs
+from rollout_helpers import MODALITIES, logprob_gate, make_requests, make_sample, reference_logprobs
 from tiny_families import BUILDERS, FAMILIES, build
 
 from rollout.engines.hf import HFEngine
@@ -16,7 +16,7 @@ from rollout.engines.vllm import VLLMEngine
 from rollout.positions import chain_positions
 from rollout.tokens import model_token_ids, seconds_per_grid
 from rollout.types import SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names, logprob_gate
+from rollout.weight_sync import WeightSync, hub_weight_names
 
 BOUND = {"glm4v": 3e-5, "qwen3_5": 3e-5}
 """Largest difference of log-probs in float32 where it is not 1e-5: sharper random weights amplify rounding."""

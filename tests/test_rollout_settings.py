@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from rollout_helpers import MODALITIES, make_requests, make_sample, reference_logprobs
+from rollout_helpers import MODALITIES, logprob_gate, make_requests, make_sample, reference_logprobs
 
 from rollout.tokens import model_token_ids
 from rollout.types import SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names, logprob_gate
+from rollout.weight_sync import WeightSync, hub_weight_names
 
 
 @pytest.fixture(scope="module")

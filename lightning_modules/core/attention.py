@@ -74,15 +74,8 @@ class AttentionPlan:
         names = torch.tensor([i for s in self.segments for i in range(1 + len(s.responses))], device=device)
         return torch.repeat_interleave(sizes), torch.repeat_interleave(names, branches)
 
-    def dense_mask(self, device: torch.device) -> torch.Tensor:
-        """Bool [1, 1, L, L]; the definition the fast paths are tested against."""
-        segment, branch = self.labels(device)
-        visible = (branch[None, :] == 0) | (branch[None, :] == branch[:, None])
-        mask = visible & (segment[None, :] == segment[:, None])
-        return mask.tril()[None, None]
-
     def block_mask(self, device: torch.device) -> BlockMask:
-        """The same mask for flex attention."""
+        """The mask of the whole row for flex attention."""
         if device not in self._block_masks:
             from torch.nn.attention.flex_attention import create_block_mask
 

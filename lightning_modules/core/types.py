@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ class MicroBatch:
     """(group index, response index) in the StepBatch for each response of this micro-batch."""
     uids: tuple[str, ...] = ()
     """Sample ids, for error messages."""
-    extra: dict[str, object] = field(default_factory=dict)
-    """What one layout or family needs in addition (segment lengths, ...)."""
 
 
 @dataclass(frozen=True)

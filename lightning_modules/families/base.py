@@ -56,6 +56,15 @@ class ModelFamily(ABC):
             raise RuntimeError(f"{type(self).__name__} is not open: call open(model_path) first")
         return self._config
 
+    @classmethod
+    def check_layout(cls, layout: str) -> None:
+        """Raise ValueError when the layout of that name is not exact for the family."""
+        if layout not in cls.layouts:
+            raise ValueError(
+                f"module/layout={layout} is not available for {cls.name}: {cls.layout_note or 'not exact there'}; "
+                f"use one of {', '.join(sorted(cls.layouts))}"
+            )
+
     def check_config(self) -> None:
         """Raise ValueError when the opened configuration belongs to another architecture."""
         wanted, found = self.model_type, self.config.model_type

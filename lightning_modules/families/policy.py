@@ -14,11 +14,9 @@ from torch import nn
 
 from lightning_modules.core.logprobs import token_logprobs
 from lightning_modules.core.types import MicroBatch, TokenOutputs
-from lightning_modules.families.base import PARTS, ModelFamily
+from lightning_modules.families.base import ModelFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from transformers import PreTrainedModel
 
 
@@ -44,12 +42,7 @@ class PolicyModel(nn.Module):
         banned_ids: tuple[int, ...] = (),
         with_entropy: bool = False,
     ) -> TokenOutputs:
-        """Log-probabilities (and entropies) of the R response tokens of `batch`.
-
-        Raises:
-            ValueError: placeholder tokens and visual features differ in number.
-        """
-        self._check_placeholders(batch)
+        """Log-probabilities (and entropies) of the R response tokens of `batch`."""
         hidden = self.family.hidden_states(self.hf, batch)
         predicting = hidden[batch.target_rows, batch.target_cols]
         weight = self.family.output_weight(self.hf)
@@ -57,26 +50,6 @@ class PolicyModel(nn.Module):
             predicting, weight, batch.target_ids, temperature, banned_ids, with_entropy, self.logprob_chunk
         )
         return TokenOutputs(logprobs=logprobs, entropy=entropy)
-
-    def _check_placeholders(self, batch: MicroBatch) -> None:
-        family = self.family
-        kinds = family.media_kinds(batch.input_ids)
-        for kind, code, grids in (("image", 1, batch.image_grid_thw), ("video", 2, batch.video_grid_thw)):
-            features = 0 if grids is None else sum(family.visual_tokens(tuple(g)) for g in grids.tolist())
-            tokens = int((kinds == code).sum())
-            if tokens != features:
-                raise ValueError(
-                    f"{tokens} {kind} placeholder tokens but {features} {kind} features in the micro-batch of samples "
-                    f"{', '.join(batch.uids) or '(none)'}: prompt and media do not belong together"
-                )
-
-    def freeze(self, parts: Collection[str]) -> None:
-        """Exclude whole parts (`vision_tower`, `merger`, `language_model`) from training."""
-        unknown = sorted(set(parts) - set(PARTS))
-        if unknown:
-            raise ValueError(f"cannot freeze {unknown}: the parts of a model are {list(PARTS)}")
-        for name, parameter in self.hf.named_parameters():
-            parameter.requires_grad_(self.family.part_of(name) not in parts)
 
     def checkpoint_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (checkpoint name, full tensor) one parameter at a time; a collective on every rank when sharded.

@@ -209,12 +209,11 @@ def layout_problems(plain: dict[str, Any]) -> list[str]:
         except ImportError:
             return [f"{key}._target_={target} cannot be imported"]
     family, layout = found["model.family"], found["module.layout"]
-    if layout.name in family.layouts:
-        return []
-    return [
-        f"module/layout={layout.name} is not available for {family.name}: "
-        f"{family.layout_note or 'not exact there'}; use one of {', '.join(sorted(family.layouts))}"
-    ]
+    try:
+        family.check_layout(layout.name)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _generates(plain: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from lightning_modules.layouts.patchify import Patchifier
 from lightning_modules.state.batch_dump import dump_batch
 from lightning_modules.update.dynamic_sampling import GroupFilter, next_round
 from lightning_modules.update.optim import OptimizerSettings, build_optimizer, check_frozen_parts
-from lightning_modules.update.updater import PolicyUpdater, UpdateSettings, check_layout
+from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
@@ -157,8 +157,8 @@ class GRPOLightningModule(L.LightningModule):
         return batch
 
     def on_fit_start(self) -> None:
-        """Check the layout before the first rollout is paid for; under dynamic sampling, order enough rounds."""
-        check_layout(self.layout, self._context())
+        """Build what updates, and check it, before the first rollout is paid for; order enough rounds."""
+        self.updater()
         data = self.trainer.datamodule
         if self.filter is None or data is None:
             return

@@ -84,11 +84,6 @@ def load_sharded(
 
 
 def _configure(policy: PolicyModel, family: ModelFamily, checkpointing: bool, frozen_parts: tuple[str, ...]) -> None:
-    from lightning_modules.families.base import PARTS
-
-    unknown = set(frozen_parts) - set(PARTS)
-    if unknown:
-        raise ValueError(f"frozen parts {sorted(unknown)} do not exist; valid: {', '.join(PARTS)}")
     if checkpointing:
         policy.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for name, parameter in policy.named_parameters():

@@ -76,7 +76,7 @@ class PolicyUpdater:
         gate: MismatchGate | None = None,
         park_reference: bool = False,
     ) -> None:
-        check_layout(layout, context)
+        context.family.check_layout(layout.name)
         if algorithm.needs.ref_logprobs and reference is None:
             raise ValueError(f"{type(algorithm).__name__} needs a reference model, but none was built")
         self.policy = policy
@@ -354,13 +354,3 @@ class PolicyUpdater:
 def _anywhere(flag: bool) -> bool:
     """Whether `flag` is set on any rank; a collective."""
     return bool(float(all_reduce(torch.tensor([float(flag)], dtype=torch.float64), "max")))
-
-
-def check_layout(layout: Layout, context: Context) -> None:
-    """Raise ValueError when `layout` is not exact for the family."""
-    family = context.family
-    if layout.name not in family.layouts:
-        raise ValueError(
-            f"layout={layout.name} is not available for {family.name}: {family.layout_note or 'not exact there'}. "
-            f"Choose one of {', '.join(sorted(family.layouts))}"
-        )
