@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +28,9 @@ class FakeDecoder:
         if "decoder raises" in sample.problem:
             raise ValueError(f"{sample.uid}.mp4: damaged")
         if "decoder hangs" in sample.problem:
+            file = sample.problem.partition("decoder hangs ")[2]
+            if file:
+                Path(file).touch()
             time.sleep(3600)
         if "decoder dies" in sample.problem:
             os._exit(7)

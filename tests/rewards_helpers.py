@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from rewards.base import Query, TaskReward, Verdict
 
 
 class Scripted(TaskReward):
-    """Does what the answer says: "sleep X", "hang", "die", "grab" (memory), "raise".
+    """Does what the answer says: "mark PATH" (leaves that file), "hang", "die", "grab" (memory), "raise".
 
-    "hang PATH" leaves that file before it hangs. Anything else is compared with the gold answer.
+    "hang PATH" leaves that file, too, before it hangs; only answers that hang have a short time limit. Anything else is
+    compared with the gold answer.
     """
 
     lane = "process"
 
     def judge(self, query: Query, answer: str) -> Verdict:
         word, _, value = answer.partition(" ")
-        if word == "sleep":
-            time.sleep(float(value))
-        elif word == "hang":
-            if value:
-                Path(value).touch()
+        if word in ("mark", "hang") and value:
+            Path(value).touch()
+        if word == "hang":
             while True:
                 pass
         elif word == "die":
@@ -35,4 +33,4 @@ class Scripted(TaskReward):
         return Verdict(float(answer == query.ground_truth), parts={"pid": float(os.getpid())})
 
     def time_limit(self, query: Query) -> float:
-        return float(query.fields.get("limit", 1.5))
+        return 1.5 if "hang" in query.response else 60.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -238,10 +237,12 @@ def test_lengths_are_remembered_and_follow_changes(processors, media, tmp_path):
     assert [x.tokens for x in first[:-1]] == [preparer.prepare(s).num_prompt_tokens for s in samples[:-1]]
     assert first[-1].tokens is None
     assert "No such file" in first[-1].reason
-    began = time.perf_counter()
     assert prompt_lengths(samples, preparer, tmp_path) == first
-    assert time.perf_counter() - began < 1
-    assert len(list((tmp_path / "lengths").iterdir())) == 1
+    (file,) = (tmp_path / "lengths").iterdir()
+    remembered = json.loads(file.read_text())
+    remembered[0]["tokens"] = 12_345  # what the file says is believed: nothing was measured again
+    file.write_text(json.dumps(remembered))
+    assert prompt_lengths(samples, preparer, tmp_path)[0].tokens == 12_345
     prompt_lengths([replace(samples[0], problem="other"), *samples[1:]], preparer, tmp_path)
     assert len(list((tmp_path / "lengths").iterdir())) == 2
     for file in (tmp_path / "lengths").iterdir():

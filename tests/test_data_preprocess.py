@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data_media import damage, noise, numbered_frames, write_video
+from waiting import all_gone
 
 from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
 from datamodules.types import MediaRef
@@ -127,20 +127,10 @@ def test_killed_preprocessing_leaves_no_process_and_a_usable_cache(make, data):
     assert children
     process.send_signal(signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in children)
+    all_gone(children)
     work = plan_work(module.train_samples, module.preparer)
     record(work, run_local(work.jobs, module.cache, 1, 60), module.cache, lambda _: None)
     assert plan_work(module.train_samples, module.preparer).num_cached == 4
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_ray_on_two_nodes_gives_the_same_cache(make, data, monkeypatch):

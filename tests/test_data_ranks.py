@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from data_media import numbered_frames, write_video
+from waiting import all_gone, until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -64,7 +66,7 @@ module = VideoRLDataModule(model, data + "/d.jsonl", media_root=data, video_min_
     rollout_batch_size=int(size), num_workers=1, max_steps=100000, decode_timeout_s=60, source_mode="decode")
 for batch in module.train_dataloader():
     print("batch", flush=True)
-    time.sleep(60 if int(size) > 1 else 0)
+    time.sleep(3600 if int(size) > 1 else 0)
 """
 
 
@@ -73,6 +75,17 @@ def descendants(pid: int) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         children += [int(child) for child in (task / "children").read_text().split()]
     return children + [grandchild for child in children for grandchild in descendants(child)]
+
+
+def rests(pid: int) -> Callable[[], bool]:
+    """Whether a process has used no processor time between twenty calls: it waits for somebody."""
+    seen: list[float] = []
+
+    def check() -> bool:
+        seen.append(sum(psutil.Process(pid).cpu_times()[:2]))
+        return len(seen) > 20 and seen[-1] == seen[-20]
+
+    return check
 
 
 @pytest.mark.parametrize("size", [1, 64], ids=["batches that are read", "a batch that fills the pipe"])
@@ -85,18 +98,9 @@ def test_killing_the_trainer_leaves_no_loader_and_no_decoder(tmp_path, tiny_mode
     assert process.stdout.readline() == "batch\n"
     family = descendants(process.pid)
     assert len(family) >= 2  # a loader worker and its decoder
-    time.sleep(3 if size > 1 else 0)  # the worker is at the next batch, which nobody reads
+    if size > 1:
+        until(rests(family[0]), "a worker that has filled the pipe with batches that nobody reads")
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 30
-    while any(running(pid) for pid in family) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(running(pid) for pid in family)
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    all_gone(family)

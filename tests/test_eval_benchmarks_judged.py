@@ -22,7 +22,7 @@ def replies(*scores: float) -> list[tuple[int, str]]:
 def ask(name: str, entry: BenchmarkItem, response: str, server: ScriptedServer) -> Score:  # noqa: F811
     with RewardRouter(judge=judge(server, attempts=1)) as router:
         official, _ = catalogue.get(name).score(entry, response, router)
-        return official.result(timeout=30)
+        return official.result(timeout=120)
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_without_a_judge_or_with_a_silent_one_generation_is_not_judged(
 ) -> None:
     benchmark, entry = catalogue.get("mlvu_generation"), generation["summary"]
     with RewardRouter() as plain:
-        nobody = benchmark.score(entry, "A boy digs.", plain)[0].result(timeout=30)
-        empty = benchmark.score(entry, "<think>hm</think>", plain)[0].result(timeout=30)
+        nobody = benchmark.score(entry, "A boy digs.", plain)[0].result(timeout=120)
+        empty = benchmark.score(entry, "<think>hm</think>", plain)[0].result(timeout=120)
     assert (nobody.status, benchmark.state(entry, nobody, nobody)) == ("not_judged", "not_judged")
     assert benchmark.state(entry, empty, empty) == "unparsed"
     server.replies = [*replies(1), (200, "no idea")]

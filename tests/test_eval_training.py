@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from test_eval_pipeline_benchmark import drawn  # noqa: F401 - a fixture
 from train_helpers import command, environment, run
+from waiting import until
 
 from datamodules.common.files import FolderInUse, FolderLock
 from eval.run.records import read_records
@@ -117,11 +117,11 @@ def test_the_command_on_a_run_gives_the_figures_of_its_last_step(trained):
 def test_a_run_as_model_killed_continued_and_scored_again_gives_the_slice(trained, drawn, tmp_path):  # noqa: F811
     asked = on_model(trained, drawn, tmp_path)
     process = subprocess.Popen(command(*asked, script="evaluate.py"), cwd=ROOT, env=environment())
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
-        if any(path.read_bytes().count(b"\n") for path in tmp_path.rglob("answers.jsonl")):
-            break
-        time.sleep(0.005)
+
+    def answered() -> bool:
+        return any(path.read_bytes().count(b"\n") for path in tmp_path.rglob("answers.jsonl"))
+
+    until(lambda: answered() or process.poll() is not None, "the first answer", 240)
     (path,) = tmp_path.rglob("answers.jsonl")
     with pytest.raises(FolderInUse, match=f"process {process.pid} "):
         FolderLock(path.parent)

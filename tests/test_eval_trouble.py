@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT
 from test_eval_pipeline_benchmark import drawn, make_run  # noqa: F401 - a fixture
 from test_rewards_judge import ScriptedServer, judge, server  # noqa: F401 - a fixture
-from train_helpers import command, environment, wait_until
+from train_helpers import command, environment
+from waiting import until
 
 from datamodules.common.files import write_lines
 from eval.engine.deadline import WatchedGenerate
@@ -111,7 +112,7 @@ def test_what_a_batch_has_not_answered_at_its_deadline_has_failed_and_the_engine
         ("slow0", "no answer within 0.2 s", True),
         ("slow1", "no answer within 0.2 s", True),
     ]
-    assert wait_until(lambda: not hasty.is_stuck, 240)
+    until(lambda: not hasty.is_stuck, "the engine", 240)
     hasty.close()
     driver = LockStepDriver(vllm_engine.generate, batch_size=2, deadline_s=300.0)
     (outcome,) = driver.run(quick)
@@ -125,7 +126,7 @@ def test_an_engine_that_never_comes_back_leaves_the_rest_open():
     held = threading.Event()
 
     def generate(batch):
-        held.wait(60)
+        held.wait()
         yield from ()
 
     closed = []
@@ -177,11 +178,11 @@ def test_vllm_requests_that_cannot_be_rendered_or_get_no_answer_fail_and_a_stopp
             core.send_signal(signal.SIGSTOP)
         stuck = [o.reason for o in driver.run(prompts(tiny_model_dir, spec, *[f"stuck{i}" for i in range(8)]))]
         assert stuck == ["no answer within 1 s"] * 8
-        driver._deadline_s = 120.0
+        driver._deadline_s = 900.0
         started = time.monotonic()
         again = {o.request.request_id: o.response.text for o in driver.run(prompts(tiny_model_dir, spec, *good))}
         assert again == {uid: fine[uid].response.text for uid in good}
-        assert time.monotonic() - started < 110
+        assert time.monotonic() - started < 600
         assert driver.stats.restarts == 1
     finally:
         driver.close()
@@ -245,7 +246,7 @@ def test_a_judge_that_does_not_answer_at_all_or_is_not_there(server, judged):  #
 
     silent = threading.Event()
     original = server.RequestHandlerClass.do_POST
-    server.RequestHandlerClass = type("Silent", (server.RequestHandlerClass,), {"do_POST": lambda _: silent.wait(30)})
+    server.RequestHandlerClass = type("Silent", (server.RequestHandlerClass,), {"do_POST": lambda _: silent.wait()})
     try:
         for address, why in ((server.url, "APITimeoutError"), ("http://127.0.0.1:9/v1", "APIConnectionError")):
             backend = OpenAIBackend("grader", address, timeout_s=0.3)
@@ -265,13 +266,13 @@ def test_a_slow_judge_is_waited_for_and_what_it_leaves_is_not_judged(server, jud
     original, held = server.RequestHandlerClass.do_POST, threading.Event()
 
     def slow(handler):
-        held.wait(0.6)
+        held.wait(2.0)
         original(handler)
 
     server.RequestHandlerClass = type("Slow", (server.RequestHandlerClass,), {"do_POST": slow})
     server.replies = [(200, GOOD)]
-    judged.options = changed(judged.options, score_timeout_s=1.5)
-    with RewardRouter(judge=judge(server), threads=1) as router:  # three verdicts one after the other take 1.8 s
+    judged.options = changed(judged.options, score_timeout_s=5.0)
+    with RewardRouter(judge=judge(server), threads=1) as router:  # three verdicts one after the other take 6 s
         assert judged.run(no_model, router, "score")["headline"]["accuracy"] == 100.0
     judged.options = changed(judged.options, score_timeout_s=0.2)
     with RewardRouter(judge=judge(server), threads=1) as router:

@@ -118,19 +118,21 @@ def test_scorers_that_hang_cost_one_waiting_time_together(processor):
         lane = "thread"
 
         def judge(self, query, answer):
-            released.wait(20)
+            released.wait()
             return super().judge(query, answer)
 
     released = threading.Event()
     callback = ready(MixCallback(), processor)
     callback._router, callback._score_timeout = RewardRouter(routes={"ocr": Hanging()}), 0.5
-    batch = StepBatch([prompt(processor, f"a:{i}", YES) for i in range(5)])
+    batch = StepBatch([prompt(processor, f"a:{i}", YES) for i in range(150)])
     began = time.monotonic()
-    callback.begin(batch, callback.sampling)
-    assert time.monotonic() - began < 2, "not 0.5 s for each of the five"
+    try:
+        callback.begin(batch, callback.sampling)
+    finally:
+        released.set()
+        callback._router.close()
+    assert time.monotonic() - began < 60, "not 0.5 s for each of the 150"
     assert {reason for _, reason in callback.reader.rejected.values()} == {"timeout: no verdict within 0.5 s"}
-    released.set()
-    callback._router.close()
 
 
 def test_the_ratio_chooses_that_share_of_prompts_and_moves(processor):

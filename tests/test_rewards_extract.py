@@ -312,11 +312,12 @@ def test_sections() -> None:
         *["A (", "no, ", "1 000 ", "A. a ripe apple, B ", "one hundred and ", "start 1 end "],
     ],
 )
-def test_extraction_is_linear_in_the_length(unit: str) -> None:
+def test_extraction_reads_endless_repetition(unit: str) -> None:
+    """Steps that grow with the square of the length take minutes here; what grows with the length, a moment."""
     text = (unit * 100_000)[:100_000]
     started = time.process_time()
     answer = read_answer(text).text
     for find in (find_boolean, find_number, find_interval, find_box):
         find(answer)
     find_choice(answer, FRUIT)
-    assert time.process_time() - started < 2.0
+    assert time.process_time() - started < 60.0

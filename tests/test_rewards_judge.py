@@ -59,7 +59,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def judge(server: ScriptedServer, cache: Path | None = None, attempts: int = 3) -> Judge:
-    return Judge(OpenAIBackend("grader", server.url, timeout_s=5.0), cache, attempts=attempts, pause_s=0.01)
+    return Judge(OpenAIBackend("grader", server.url, timeout_s=60.0), cache, attempts=attempts, pause_s=0.01)
 
 
 GOOD = '{"reason": "same meaning", "score": 0.75}'

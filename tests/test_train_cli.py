@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
+import subprocess
 import sys
-import threading
 
 import pytest
 from conftest import ROOT
@@ -14,7 +13,6 @@ from conftest import ROOT
 from lightning_modules.launch.cli import main
 from lightning_modules.launch.config import compose, expand_sweep, nearest
 from lightning_modules.launch.preflight import plan_lines
-from lightning_modules.state import stop_flag
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
 
@@ -162,40 +160,44 @@ def test_nearest_puts_the_right_key_at_another_place_first():
     assert nearest("zzz", ["a", "b"]) == "; valid: a, b"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_while_the_settings_are_checked_is_no_traceback(capsys, monkeypatch, tmp_path):
-    def interrupted(config):
-        raise KeyboardInterrupt  # Ctrl-C at this moment
+    cores = os.sched_getaffinity
 
-    monkeypatch.setattr("lightning_modules.launch.preflight.check", interrupted)
+    def ask_and_interrupt(pid: int) -> set[int]:
+        os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C while the preflight counts the machine's cores
+        return cores(pid)
+
+    monkeypatch.setattr(os, "sched_getaffinity", ask_and_interrupt)
     code, output = answer(capsys, "experiment=tiny_cpu", f"output_dir={tmp_path}")
     assert code == 130
     assert "stopped before training; nothing was changed, the same command starts again" in output
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_that_python_drops_during_start_up_still_stops_the_run(monkeypatch):
-    import lightning as L
+DROPPED_INTERRUPT = """
+import gc, os, signal
+import lightning as L
+from lightning_modules.callbacks.stop import StopCallback
+from lightning_modules.state.stop_flag import remember_interrupt
 
-    from lightning_modules.callbacks.stop import StopCallback
+class Careless:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)  # exceptions in destructors are printed and dropped
 
-    monkeypatch.setattr(stop_flag, "_interrupted", threading.Event())
-    previous = signal.getsignal(signal.SIGINT)
+remember_interrupt()
+Careless()
+gc.collect()
+callback = StopCallback(max_steps=1)
+trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+callback.setup(trainer, L.LightningModule(), "fit")
+callback.on_train_start(trainer, L.LightningModule())
+print(callback.stopped_by_user, trainer.should_stop)
+"""
 
-    class Careless:
-        def __del__(self):
-            os.kill(os.getpid(), signal.SIGINT)  # exceptions in destructors are printed and dropped
 
-    callback = StopCallback(max_steps=1)
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    try:
-        stop_flag.remember_interrupt()
-        Careless()
-        gc.collect()
-        callback.setup(trainer, L.LightningModule(), "fit")
-        callback.on_train_start(trainer, L.LightningModule())
-        assert callback.stopped_by_user
-        assert trainer.should_stop
-    finally:
-        callback.teardown(trainer, L.LightningModule(), "fit")
-        signal.signal(signal.SIGINT, previous)
+def test_an_interrupt_that_python_drops_during_start_up_still_stops_the_run():
+    run = subprocess.run(
+        [sys.executable, "-c", DROPPED_INTERRUPT], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "KeyboardInterrupt" in run.stderr
+    assert run.stdout.split() == ["True", "True"]

@@ -6,7 +6,8 @@ import json
 import os
 
 import pytest
-from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step, wait_until
+from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step
+from waiting import file_exists
 
 from datamodules.common.files import FolderLock
 
@@ -52,7 +53,7 @@ def test_asked_to_stop_then_continued(tiny_assets, straight, tmp_path, signum, c
 
 def test_a_stop_during_start_up_leaves_at_once_without_a_checkpoint(tiny_assets, tmp_path):
     process = start(tmp_path / "log", *arguments(tiny_assets, tmp_path / "run"))
-    assert wait_until(lambda: (tmp_path / "run" / "logs" / "rank_0.log").is_file(), 60)
+    file_exists(tmp_path / "run" / "logs" / "rank_0.log")
     assert stop(process, SIGINT) == 130
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -8,13 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 from conftest import ROOT
-
-from lightning_modules.launch.processes import wait_until
+from waiting import GENEROUS_S, all_gone, until
 
 IGNORED = ("time/", "rollout/tokens_per_second", "val/seconds", "reward/seconds", "sync/seconds")
 """Wall-clock metrics; everything else must not depend on when a run was stopped."""
@@ -67,27 +65,23 @@ def start(log: Path, *overrides: str) -> subprocess.Popen:
     )
 
 
-def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int, log: Path, timeout_s: float = 180) -> None:
+def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int, log: Path, timeout_s: float = 300) -> None:
     """Block until the run has logged `step`."""
-    ok = wait_until(lambda: max(steps(run_dir), default=0) >= step or process.poll() is not None, timeout_s)
-    assert ok, f"step {step} was not reached in time:\n{log.read_text()[-6000:]}"
+    until(
+        lambda: max(steps(run_dir), default=0) >= step or process.poll() is not None,
+        f"step {step}, see {log}",
+        timeout_s,
+    )
     assert process.poll() is None, f"the run ended before step {step}:\n{log.read_text()[-6000:]}"
 
 
-def stop(process: subprocess.Popen, signum: int, timeout_s: float = 60) -> int:
+def stop(process: subprocess.Popen, signum: int, timeout_s: float = GENEROUS_S) -> int:
     """Send a signal to the first process only, as a shell's kill does, and make sure that nothing stays behind."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     os.kill(process.pid, signum)
     code = process.wait(timeout=timeout_s)
-    assert wait_until(lambda: not any(alive(p) for p in family), 15), "a process was left behind"
+    all_gone(family)
     return code
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def rows(run_dir: Path) -> dict[int, dict[str, str]]:
@@ -123,10 +117,6 @@ def assert_same_run(one: Path, other: Path) -> None:
         different = {k: (v, right[step].get(k)) for k, v in left[step].items() if right[step].get(k) != v}
         assert different == {}, f"step {step} differs: {different}"
     assert rollouts(one) == rollouts(other)
-
-
-def pause(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 SIGINT, SIGTERM, SIGKILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
