@@ -102,6 +102,7 @@ def test_hanging_processes_die_with_a_killed_evaluation(tmp_path):
         "import sys, os, threading\n"
         f"sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
         "from test_eval_pipeline_pool import *\n"
+        "from pathlib import Path\n"
         "from waiting import file_exists\n"
         "if __name__ == '__main__':\n"
         "    pool = PreparePool(FakeDecoder(), processes=1)\n"
