@@ -47,13 +47,24 @@ EXTRAS = {
     ],
 }
 
+# The option files lie beside the packages in a checkout and inside of one of them where they are installed.
+FOLDERS = {"lightning_modules.conf": "conf"}
+
 setup(
     name="easyvideor1-lightning",
     version="0.1.0",
     description="Reinforcement learning and evaluation for video vision-language models on PyTorch Lightning",
     python_requires=">=3.11",
-    packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
-    package_data={"datamodules": ["templates/*/*.jinja"], "eval": ["report/page.html", "benchmarks/templates/*.jinja"]},
+    packages=[*find_packages(include=[f"{name}*" for name in PACKAGES]), *FOLDERS],
+    package_dir=FOLDERS,
+    package_data={"": ["**/*.jinja", "**/*.html"], "lightning_modules.conf": ["**/*.yaml"]},
+    entry_points={
+        "console_scripts": [
+            "evr1-train = lightning_modules.launch.cli:main",
+            "evr1-evaluate = lightning_modules.launch.evaluate_cli:main",
+            "evr1-preprocess = lightning_modules.launch.preprocess:main",
+        ]
+    },
     install_requires=BASE,
     extras_require=EXTRAS,
 )

@@ -12,4 +12,4 @@ import sys
 from lightning_modules.launch.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

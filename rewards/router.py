@@ -14,9 +14,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from datamodules.common.places import CONF_DIR
 from rewards.base import Query, Score, TaskReward, Verdict, unparsable
 from rewards.extract.choice import as_options
 from rewards.extract.sections import Answer, read_answer
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Mode = Literal["robust", "official"]
-DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "conf" / "reward" / "default.yaml"
+DEFAULT_CONFIG = CONF_DIR / "reward" / "default.yaml"
 
 
 @lru_cache(maxsize=4096)
@@ -44,7 +44,7 @@ def default_routes() -> dict[str, TaskReward]:
     from omegaconf import OmegaConf
 
     if not DEFAULT_CONFIG.is_file():
-        raise RuntimeError(f"{DEFAULT_CONFIG} is missing: pass `routes` to RewardRouter, or run from a full checkout")
+        raise RuntimeError(f"{DEFAULT_CONFIG} is missing: pass `routes` to RewardRouter")
     return instantiate(OmegaConf.load(DEFAULT_CONFIG).routes, _convert_="all")
 
 

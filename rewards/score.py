@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from datamodules.common.places import CONF_DIR, config_dirs, option_files
 from rewards.base import Score
-from rewards.router import DEFAULT_CONFIG, RewardRouter
+from rewards.router import RewardRouter
 
 _RESPONSE = ("response", "output", "prediction")
 _GOLD = ("ground_truth", "answer", "solution")
@@ -59,11 +60,12 @@ def router_from(config: str | None, overrides: Sequence[str]) -> RewardRouter:
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
-    names = sorted(path.stem for path in DEFAULT_CONFIG.parent.glob("*.yaml"))
+    names = option_files("reward")
     if config and config not in names:
-        raise ValueError(f"--config {config} does not exist; there are {', '.join(names)}")
-    with initialize_config_dir(str(DEFAULT_CONFIG.parent), version_base=None):
-        loaded = compose(config or "default", overrides=list(overrides))
+        raise ValueError(f"--config {config} does not exist; there are {', '.join(sorted(names))}")
+    own = ",".join(f"'file://{folder / 'reward'}'" for folder in config_dirs())
+    with initialize_config_dir(str(CONF_DIR / "reward"), version_base=None):
+        loaded = compose(config or "default", overrides=[*overrides, f"hydra.searchpath=[{own}]"])
     return instantiate(loaded, _convert_="all")
 
 

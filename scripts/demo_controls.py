@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lightning_modules.launch.config import ROOT, ConfigError, nearest
+from datamodules.common.places import CONF_DIR, ROOT
+from lightning_modules.launch.config import ConfigError, nearest
 from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("controls")
@@ -149,7 +150,7 @@ def compare(names: list[str], seed: int, output: Path) -> list[str]:
     ]
     for name in names:
         own = f"tiny_cpu_{name}"  # where an algorithm needs other settings than the demo's
-        experiment = own if (ROOT / "conf" / "experiment" / f"{own}.yaml").is_file() else "tiny_cpu"
+        experiment = own if (CONF_DIR / "experiment" / f"{own}.yaml").is_file() else "tiny_cpu"
         chosen = (f"experiment={experiment}", f"algorithm={name}", "stages=null")
         folder = trained(output, experiment, f"{name}{seed}", seed, *chosen)
         after = evaluated(folder)

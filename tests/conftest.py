@@ -83,6 +83,6 @@ def tiny_assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from train_helpers import run
 
     folder = tmp_path_factory.mktemp("assets")
-    run("experiment=tiny_cpu", f"assets_dir={folder}", script="scripts/build_tiny_assets.py")
+    run("experiment=tiny_cpu", f"assets_dir={folder}", script="scripts/build_assets.py")
     run("experiment=tiny_sft", f"assets_dir={folder}", f"output_dir={folder}/outputs", "max_steps=4")
     return folder

@@ -17,7 +17,7 @@ from waiting import all_gone
 from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
 from datamodules.types import MediaRef
 from datamodules.video_rl import VideoRLDataModule
-from scripts import preprocess_videos as script
+from lightning_modules.launch import preprocess as script
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -13,8 +13,7 @@ from conftest import ROOT
 from waiting import GENEROUS_S, all_gone, until
 
 from lightning_modules.launch.config import ConfigError
-from lightning_modules.launch.pipeline import Stage, parse_stages
-from lightning_modules.launch.processes import INTERRUPTED, kill_tree
+from lightning_modules.launch.processes import INTERRUPTED, Stage, kill_tree, parse_stages
 
 
 def start(code: str) -> subprocess.Popen:
@@ -82,9 +81,11 @@ def test_kill_tree_reaches_grandchildren():
 
 
 def test_stages_are_checked_before_the_first_one_runs():
-    good = parse_stages([{"name": "train", "script": "train.py", "overrides": ["a=1"], "inherit": True}])
-    assert good == [Stage("train", "train.py", ("a=1",), True)]
-    with pytest.raises(ConfigError, match=r"script missing\.py of stage 'x' does not exist"):
-        parse_stages([{"name": "x", "script": "missing.py"}])
-    with pytest.raises(ConfigError, match="scrpt"):
-        parse_stages([{"name": "x", "scrpt": "train.py"}])
+    module = "lightning_modules.launch.cli"
+    good = parse_stages([{"name": "train", "module": module, "overrides": ["a=1"], "inherit": True}])
+    assert good == [Stage("train", module, ("a=1",), True)]
+    for missing in ("nowhere", "lightning_modules.nowhere", "nowhere.deeper", "train.py"):
+        with pytest.raises(ConfigError, match=f"module {missing} of stage 'x' does not exist"):
+            parse_stages([{"name": "x", "module": missing}])
+    with pytest.raises(ConfigError, match="is not a stage, whose fields are name, module, overrides, inherit"):
+        parse_stages([{"name": "x", "script": "train.py"}])

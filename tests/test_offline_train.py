@@ -16,7 +16,7 @@ REPLAY = ("offline=replay", "offline.min_accuracy=0.0", "offline.group_threshold
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mix")
-    run("experiment=tiny_mix_policy", f"assets_dir={folder}", script="scripts/build_mix_assets.py")
+    run("experiment=tiny_mix_policy", f"assets_dir={folder}", script="scripts/build_assets.py")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks by name: every YAML file in `conf/benchmark` is one."""
+"""The benchmarks by name: every YAML file in `conf/benchmark`, and in `benchmark/` of the user's folders, is one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.places import option_files
+
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
 
-FOLDER = Path(__file__).resolve().parents[2] / "conf" / "benchmark"
-
-
 def names(variants: bool = True) -> list[str]:
     """Names of all benchmarks; `variants=False` leaves out further settings of a benchmark (with subtitles, ...)."""
-    found = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    found = sorted(option_files("benchmark"))
     return found if variants else [name for name in found if not _raw(name).get("variant_of")]
 
 
@@ -31,7 +30,7 @@ def get(name: str, **overrides: Any) -> Benchmark:
     try:
         return instantiate({**_raw(name), **overrides}, _convert_="all")
     except InstantiationException as error:
-        raise ValueError(f"{FOLDER / name}.yaml: {error}") from error
+        raise ValueError(f"{_path(name)}: {error}") from error
 
 
 def select(wanted: str | Sequence[str]) -> list[str]:
@@ -52,17 +51,16 @@ def _raw(name: str) -> dict[str, Any]:
 
     content = yaml.safe_load(_path(name).read_text(encoding="utf-8"))
     if not isinstance(content, Mapping):
-        raise ValueError(f"{FOLDER / name}.yaml holds no mapping")
+        raise ValueError(f"{_path(name)} does not hold a mapping")
     values = dict(content)
     base = values.pop("base", None)
     return {**_raw(base), **values} if base else values
 
 
 def _path(name: str) -> Path:
-    path = FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        known = [p.stem for p in FOLDER.glob("*.yaml")]
+    known = option_files("benchmark")
+    if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known))}"
         raise ValueError(f"no benchmark is called {name!r}: {hint}")
-    return path
+    return known[name]

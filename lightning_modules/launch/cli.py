@@ -10,16 +10,18 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from datamodules.common.places import add_config_dirs
 from lightning_modules.launch import training
-from lightning_modules.launch.config import ROOT, ConfigError, compose, expand_sweep, require_values
-from lightning_modules.launch.pipeline import in_stage, parse_stages, run_pipeline
+from lightning_modules.launch.config import ConfigError, compose, expand_sweep, require_values, split_flags
 from lightning_modules.launch.plan import RunPlan, lock_run, plan_run
 from lightning_modules.launch.processes import (
     INTERRUPTED,
-    ChildRun,
     die_with_parent,
     in_launched_rank,
-    torchrun_command,
+    in_stage,
+    launch_ranks,
+    parse_stages,
+    run_pipeline,
 )
 from lightning_modules.launch.ranks import PLAN_ENV, inherited_plan, plan_to_json, share_plan
 from lightning_modules.state.run_folder import read_status
@@ -29,18 +31,22 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 log = logging.getLogger("train")
+MODULE = "lightning_modules.launch.cli"
+"""What ranks, sweeps and stages start; named in full because this file itself may run as __main__."""
 
 HELP = """usage: python train.py [-m] [--cfg] experiment=NAME [group=option ...] [key=value ...]
+       evr1-train ...        the same where the project is installed as a package
 
   experiment=tiny_cpu        the laptop demo: tiny Qwen3-VL, real videos, real vLLM, GRPO
   experiment=qwen3vl_8b      the 4 x 8 H200 run; preflight=only prints its plan
   strategy=single|ddp|fsdp   trainer.devices=N   rollout=vllm|hf   algorithm=...   resume=auto|never|PATH
+  config_dir=DIR             your own folder of options and Python files, of the shape of conf/
   -m                         one run per combination of comma-separated values
   --cfg                      print the resolved configuration and leave
 """
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     if in_stage() or in_launched_rank():
         die_with_parent()
@@ -48,8 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     training.export_rank_environment()
     training.configure_logging()
-    flags = {a for a in arguments if a.startswith("-")}
-    overrides = [a for a in arguments if not a.startswith("-")]
+    add_config_dirs(())
+    flags, overrides = split_flags(sys.argv[1:] if arguments is None else arguments)
     unknown = flags - {"-m", "--multirun", "--cfg", "-h", "--help"}
     try:
         if unknown:
@@ -78,9 +84,7 @@ def _sweep(overrides: list[str]) -> int:
     worst = 0
     for combination in expand_sweep(overrides):
         log.info("sweep: %s", " ".join(combination))
-        worst = max(
-            worst, subprocess.run([sys.executable, str(ROOT / "train.py"), *combination], check=False).returncode
-        )
+        worst = max(worst, subprocess.run([sys.executable, "-m", MODULE, *combination], check=False).returncode)
     return worst
 
 
@@ -99,7 +103,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
         check(config)
     if stages:
         # Every stage works on the folder decided here, whatever it would decide later.
-        return _finish(plan, run_pipeline(parse_stages(config.stages), [*overrides, f"run_dir={plan.run_dir}"]))
+        return _finish(plan, run_pipeline(stages, [*overrides, f"run_dir={plan.run_dir}"]))
     if plan.start_step >= int(config.max_steps):
         log.info("%s is complete at step %d (resume=never trains anew)", plan.run_dir, plan.start_step)
         _restore_export(config, plan)
@@ -135,14 +139,7 @@ def _decide(config: DictConfig) -> RunPlan:
 
 
 def _launch_ranks(config: DictConfig, plan: RunPlan, overrides: list[str]) -> int:
-    environment = {**os.environ, PLAN_ENV: plan_to_json(plan)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    # torchrun sets one thread with a warning when this is absent; each rank sets its real number itself.
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    child = ChildRun(
-        torchrun_command(ROOT / "train.py", overrides, int(config.trainer.devices)), environment, through_launcher=True
-    )
-    code = child.wait()
+    code = launch_ranks(MODULE, overrides, int(config.trainer.devices), {PLAN_ENV: plan_to_json(plan)})
     if code == 0 and read_status(plan.run_dir).get("state") == "stopped":
         return INTERRUPTED
     return code
@@ -171,3 +168,7 @@ def _finish(plan: RunPlan, code: int) -> int:
     if not in_stage():
         log.info("%s", training.next_steps(plan.run_dir, read_status(plan.run_dir)))
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from datamodules.common.places import CONF_DIR, add_config_dirs, config_dirs, group_names, option_files
 
-ROOT = Path(__file__).resolve().parents[2]
-CONF_DIR = ROOT / "conf"
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 VOLATILE_KEYS = (
     "resume",
@@ -29,7 +30,8 @@ VOLATILE_KEYS = (
     "trainer",
     "strategy",
     "logger",
-    "launcher",
+    "config_dir",
+    "assets",
     "callbacks",
     "debug",
 )
@@ -53,8 +55,26 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> str:
     return f"; valid: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
 
 
+def split_flags(arguments: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Flags and overrides of a command line; `--config-dir DIR` becomes the override `config_dir=DIR`."""
+    flags, overrides = set(), []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name in ("--config-dir", "-cd"):
+            overrides.append(f"config_dir={value if equals else next(rest, '')}")
+        elif argument.startswith("-"):
+            flags.add(argument)
+        else:
+            overrides.append(argument)
+    return flags, overrides
+
+
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """Compose `conf/<config_name>.yaml` with Hydra overrides.
+
+    `config_dir=DIR` (or a list) and `hydra.searchpath=[file:///DIR]` add folders of the user's own options, whose
+    Python files become importable here and in every process that is started from here.
 
     Raises:
         ConfigError: unknown group option, unknown key, or an override that does not parse, with the nearest names.
@@ -62,51 +82,88 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     if not (CONF_DIR / f"{config_name}.yaml").is_file():
         raise ConfigError(f"no configuration {CONF_DIR.name}/{config_name}.yaml")
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"cannot read the command line {' '.join(overrides)!r}: {_one_line(error)}") from error
+    search_path = _search_path(parsed)
+    parsed = [override for override in parsed if override.key_or_group not in _SEARCH_KEYS]
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
-        _check_overrides(config_name, list(overrides), hydra_compose)
+
+        def composed(overrides: Iterable[Override]) -> DictConfig:
+            lines = [str(override.input_line) for override in overrides]
+            return hydra_compose(config_name, overrides=[*lines, *search_path])
+
         try:
-            return hydra_compose(config_name, overrides=list(overrides))
+            _check_overrides(parsed, composed)
+            return composed(parsed)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_line(error)) from error
 
 
-def _check_overrides(config_name: str, overrides: list[str], hydra_compose: Any) -> None:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+_SEARCH_KEYS = ("config_dir", "hydra.searchpath")
 
+
+def _search_path(parsed: Sequence[Override]) -> list[str]:
+    """Overrides that make Hydra look in the user's folders, which are also put where Python looks for modules."""
+    for override in parsed:
+        if override.key_or_group in _SEARCH_KEYS and (value := override.value()) is not None:
+            use_config_dirs(value if isinstance(value, list) else [value])
+    folders = ["'" + str(folder).replace("'", "\\'") + "'" for folder in config_dirs()]
+    paths = [folder.replace("'", "'file://", 1) for folder in folders]
+    return [
+        f"hydra.searchpath=[{','.join(paths)}]",
+        f"config_dir={'[' + ','.join(folders) + ']' if folders else 'null'}",
+    ]
+
+
+def use_config_dirs(entries: Iterable[object]) -> None:
+    """Find options and Python in these folders from now on. Raises ConfigError for what is not a folder."""
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(f"cannot read the command line {' '.join(overrides)!r}: {_one_line(error)}") from error
-    # Nested groups too: module/layout.
-    groups = {str(path.relative_to(CONF_DIR)): path for path in CONF_DIR.rglob("*") if path.is_dir()}
+        add_config_dirs(_folder(str(entry)) for entry in entries)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _folder(entry: str) -> str:
+    """The folder that an entry of Hydra's search path names: file:///DIR, pkg://PACKAGE, or DIR itself."""
+    if not entry.startswith("pkg://"):
+        return entry.removeprefix("file://")
+    try:
+        found = importlib.util.find_spec(entry.removeprefix("pkg://"))
+    except ModuleNotFoundError:
+        found = None
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError(f"hydra.searchpath={entry}: there is no such package")
+    return found.submodule_search_locations[0]
+
+
+def _check_overrides(parsed: Sequence[Override], composed: Callable[[Iterable[Override]], DictConfig]) -> None:
+    groups = group_names()
     chosen, values = [], []
     for override in parsed:
         key = override.key_or_group
         if override.is_add() or override.is_delete() or override.is_hydra_override():
             continue
         if key in groups:
-            _check_option(key, groups[key], override.value())
-            chosen.append(override.input_line)
+            _check_option(key, sorted(option_files(key)), override.value())
+            chosen.append(override)
         else:
             values.append(override)
-    try:
-        base = hydra_compose(config_name, overrides=chosen)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_one_line(error)) from error
+    base = composed(chosen)
     known = set(flat_keys(base))
     open_parents = {key for key in known if _is_open(base, key)}
     for override in values:
         key = override.key_or_group
         if key not in known and not any(key.startswith(f"{parent}.") for parent in open_parents):
-            raise ConfigError(f"unknown config key '{key}'{nearest(key, known | set(groups))}")
+            raise ConfigError(f"unknown config key '{key}'{nearest(key, known | groups)}")
         if key in known and not override.is_sweep_override():
             _check_kind(base, key, override.value())
 
@@ -142,15 +199,14 @@ def _is_open(config: DictConfig, key: str) -> bool:
     return OmegaConf.is_dict(node) and len(node) == 0
 
 
-def _check_option(group: str, folder: Path, value: Any) -> None:
-    options = {path.stem for path in folder.glob("*.yaml")}
+def _check_option(group: str, options: Sequence[str], value: Any) -> None:
     chosen = value if isinstance(value, list) else [value]
     for name in chosen:
         if str(name) in options:
             continue
         if not isinstance(name, str):
             shown = "null" if name is None else name
-            raise ConfigError(f"{group}={shown}: a name is expected, one of {', '.join(sorted(options))}")
+            raise ConfigError(f"{group}={shown}: a name is expected, one of {', '.join(options)}")
         raise ConfigError(f"{group}={name} does not exist{nearest(str(name), options)}")
 
 

@@ -7,21 +7,27 @@ passed on as a polite request while the second one ends the whole tree.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import FrameType
+from typing import Any
 
-log = logging.getLogger(__name__)
+from lightning_modules.launch.config import ConfigError
+
+log = logging.getLogger("pipeline")
 
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 130
 """Exit code of a run that was stopped by the user, as shells have it."""
+STAGE_ENV = "EVR1_STAGE"
+"""Set in the processes of a pipeline; holds "2/5" and keeps a stage from starting the pipeline again."""
 
 
 def die_with_parent() -> None:
@@ -115,18 +121,26 @@ class ChildRun:
                 continue
 
 
-def torchrun_command(script: Path, arguments: Sequence[str], nproc: int) -> list[str]:
-    """Argument vector that starts `script` in `nproc` local ranks."""
-    return [
-        sys.executable,
-        "-m",
-        "lightning_modules.launch.elastic",
-        "--standalone",
-        "--nnodes=1",
-        f"--nproc-per-node={nproc}",
-        str(script),
-        *arguments,
-    ]
+def launch_ranks(module: str, arguments: Sequence[str], nproc: int, environment: dict[str, str]) -> int:
+    """Run a Python module in `nproc` local ranks under torchrun; the exit code of the first rank that failed."""
+    # torchrun sets one thread with a warning when this is absent; each rank sets its real number itself.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **environment}
+    options = ["--standalone", "--nnodes=1", f"--nproc-per-node={nproc}", "-m", module]
+    command = [sys.executable, "-m", "lightning_modules.launch.processes", *options, *arguments]
+    return ChildRun(command, environment, through_launcher=True).wait()
+
+
+def _torchrun() -> int:
+    """torchrun whose failure is the rank's own message, not a second traceback of the launcher."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main()
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    return 0
 
 
 def in_launched_rank() -> bool:
@@ -136,11 +150,69 @@ def in_launched_rank() -> bool:
     return int(os.environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in os.environ
 
 
-def wait_until(condition, timeout_s: float, poll_s: float = 0.05) -> bool:
-    """Poll `condition()` until it holds or `timeout_s` seconds have passed."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(poll_s)
-    return bool(condition())
+@dataclass(frozen=True)
+class Stage:
+    """One step of an experiment, run as `python -m module overrides`."""
+
+    name: str
+    """Shown to the user."""
+    module: str
+    """Python module with the program; the user's own may lie in their `config_dir`."""
+    overrides: tuple[str, ...] = ()
+    """Its command-line arguments."""
+    inherit: bool = False
+    """Whether the user's own overrides are passed on, in front of `overrides`."""
+
+
+def parse_stages(items: Iterable[Mapping[str, Any]]) -> list[Stage]:
+    """Stages of a config's `stages` list.
+
+    Raises:
+        ConfigError: an entry has an unknown field or a module that does not exist.
+    """
+    stages = []
+    for item in items:
+        try:
+            stage = Stage(**{**item, "overrides": tuple(item.get("overrides", ()))})
+        except TypeError as error:
+            wanted = ", ".join(field.name for field in fields(Stage))
+            raise ConfigError(f"stages: {item} is not a stage, whose fields are {wanted} ({error})") from error
+        try:
+            found = importlib.util.find_spec(stage.module)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise ConfigError(f"stages: module {stage.module} of stage {stage.name!r} does not exist")
+        stages.append(stage)
+    return stages
+
+
+def run_pipeline(stages: Sequence[Stage], user_overrides: Sequence[str]) -> int:
+    """Run the stages one after the other, each in a process of its own, as one story on the console.
+
+    The first one that fails or is stopped ends the pipeline with its exit code.
+    """
+    for number, stage in enumerate(stages, 1):
+        label = f"{number}/{len(stages)}"
+        log.info("[%s] %s", label, stage.name)
+        started = time.monotonic()
+        overrides = [*(user_overrides if stage.inherit else ()), *stage.overrides]
+        child = ChildRun([sys.executable, "-m", stage.module, *overrides], env={**os.environ, STAGE_ENV: label})
+        code = child.wait()
+        if code != 0:
+            if code == INTERRUPTED or child.was_interrupted:
+                log.info("[%s] stopped; the same command continues here", label)
+                return INTERRUPTED
+            log.error("[%s] %s failed with exit code %d", label, stage.name, code)
+            return code
+        log.info("[%s] done in %.0f s", label, time.monotonic() - started)
+    return 0
+
+
+def in_stage() -> bool:
+    """Whether this process is a stage of a pipeline."""
+    return STAGE_ENV in os.environ
+
+
+if __name__ == "__main__":
+    sys.exit(_torchrun())

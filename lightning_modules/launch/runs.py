@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_modules.launch.config import ConfigError
+from lightning_modules.launch.config import ConfigError, use_config_dirs
 from lightning_modules.state.run_folder import checkpoint_steps
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def load_run_config(run_dir: Path) -> DictConfig:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{run_dir} is not a run folder: it holds no config.yaml")
-    return OmegaConf.load(path)
+    config = OmegaConf.load(path)
+    use_config_dirs(config.get("config_dir") or ())
+    return config
 
 
 def export_run(run_dir: Path, step: int | None = None, dtype: str | None = None, target: Path | None = None) -> Path:

@@ -158,8 +158,6 @@ def run_training(config: DictConfig, plan: RunPlan) -> int:
         write_status(
             plan.run_dir, "stopped" if stopped else "finished", step=module.rl_step, max_steps=int(config.max_steps)
         )
-        if hasattr(module, "on_run_end") and not stopped:
-            module.on_run_end(plan.run_dir)
     # Under a launcher a non-zero code would count as a crash: the supervising process reads status.json instead.
     return INTERRUPTED if stopped and "TORCHELASTIC_RUN_ID" not in os.environ else 0
 
@@ -177,15 +175,3 @@ def next_steps(run_dir: Path, state: dict[str, Any]) -> str:
     else:
         lines.append("  resume: the same command again")
     return "\n".join(lines)
-
-
-__all__ = [
-    "build_trainer",
-    "configure_logging",
-    "export_rank_environment",
-    "is_rank_zero",
-    "next_steps",
-    "prepare_run_folder",
-    "run_training",
-    "write_failure",
-]

@@ -52,7 +52,7 @@ def run(row: str, seed: int, out: Path, extra: list[str]) -> dict:
     done = json.loads(finished.read_text()) if finished.is_file() else {}
     if done.get("settings") != settings:
         shutil.rmtree(folder, ignore_errors=True)
-        train("scripts/build_mix_assets.py", *common)
+        train("scripts/build_assets.py", *common)
         started = time.monotonic()
         train("train.py", *common, *settings, f"run_dir={folder}", "resume=never")
         done = {"settings": settings, "seconds": round(time.monotonic() - started, 1)}
