@@ -12,6 +12,7 @@ from datamodules.common.places import option_files
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
 
+
 def names(variants: bool = True) -> list[str]:
     """Names of all benchmarks; `variants=False` leaves out further settings of a benchmark (with subtitles, ...)."""
     found = sorted(option_files("benchmark"))
