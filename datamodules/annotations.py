@@ -11,37 +11,17 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from datamodules.prompts import slug
 from datamodules.records import read_records
 from datamodules.types import MediaRef, Sample
 
 logger = logging.getLogger(__name__)
 
-PROBLEM_TYPES = (
-    "multiple choice",
-    "numerical",
-    "regression",
-    "temporal grounding",
-    "spatial-temporal grounding",
-    "tracking",
-    "spatial grounding",
-    "open-ended",
-    "video QA",
-    "video description",
-    "free-form",
-    "math",
-    "OCR",
-    "boolean",
-    "binary classification",
-    "code",
-    "SVG",
-    "HTML",
-    "LLaVA critic",
-)
 OWN_FIELDS = frozenset(
     (
         *("problem", "answer", "solution", "problem_type", "data_type", "data_source", "problem_id", "options"),
@@ -94,7 +74,7 @@ class ValidationReport:
 
 def load_samples(
     files: Sequence[str | Path],
-    problem_types: Iterable[str] = (),
+    type_name: Callable[[str], str] | None = None,
     strict: bool = False,
     artifacts: str | Path | None = None,
 ) -> tuple[list[list[Sample]], ValidationReport]:
@@ -102,7 +82,9 @@ def load_samples(
 
     Args:
         files: paths; the format follows from the name (`.json`, `.jsonl`, `.parquet`, `.gz` of them, or a folder).
-        problem_types: types known in addition to `PROBLEM_TYPES`.
+        type_name: the one name of a problem type, whatever its spelling or alias (`RewardRouter.type_name`); samples
+            carry it, and a record whose type it refuses with ValueError is left out. None = every type is taken as
+            it is written.
         strict: raise when there is any issue.
         artifacts: folder of the `.pt` files that records name as `preprocessed_video`; None = decode the videos.
 
@@ -112,20 +94,9 @@ def load_samples(
     Raises:
         ValueError: a file cannot be read at all, or `strict` and there are issues.
     """
-    known = {_norm(name) for name in (*PROBLEM_TYPES, *problem_types)}
-    report = ValidationReport()
-    seen: dict[str, tuple[Sample, str, int]] = {}
-    groups: list[list[Sample]] = []
-    for file in files:
-        group: list[Sample] = []
-        for place, (line, record) in enumerate(read_records(Path(file)), 1):
-            report.num_records += 1
-            sample = _checked(record, str(file), line, place, known, report, artifacts)
-            if sample is not None:
-                sample = _unique(sample, str(file), line, place, seen, report)
-            if sample is not None:
-                group.append(sample)
-        groups.append(group)
+    loader = _Loader(type_name, artifacts)
+    groups = [loader.read(str(file)) for file in files]
+    report = loader.report
     if report.issues:
         if strict:
             raise ValueError(f"the annotation files have issues (strict=true)\n{report.text()}")
@@ -133,61 +104,63 @@ def load_samples(
     return groups, report
 
 
-def _checked(
-    record: Any,
-    file: str,
-    line: int,
-    place: int,
-    known: set[str],
-    report: ValidationReport,
-    artifacts: str | Path | None,
-) -> Sample | None:
-    def issue(kind: str, message: str) -> None:
-        report.issues.append(Issue(file, line, kind, message))
+class _Loader:
+    """Checks records one by one; what is wrong goes into `report`."""
 
-    if not isinstance(record, Mapping):
-        issue("not a record", f"expected an object with fields, got {type(record).__name__}")
-        return None
-    missing = [name for name in ("problem", "problem_type") if not str(record.get(name) or "").strip()]
-    if record.get("answer") is None and record.get("solution") is None:
-        missing.append("answer (or solution)")
-    if missing:
-        issue("missing field", ", ".join(missing))
-        return None
-    try:
-        sample = to_sample(record, file, place, artifacts)
-    except ValueError as error:
-        issue("bad field", str(error))
-        return None
-    if _norm(sample.problem_type) not in known:
-        issue("unknown problem type", f"{sample.problem_type!r}")
-        return None
-    if not gold_fits(sample):
-        issue("gold not in options", f"{sample.answer!r} not among {list(sample.options)}")
-        return None
-    return sample
+    def __init__(self, type_name: Callable[[str], str] | None, artifacts: str | Path | None) -> None:
+        self.type_name, self.artifacts = type_name, artifacts
+        self.report = ValidationReport()
+        self._seen: dict[str, tuple[Sample, str, int]] = {}
 
+    def read(self, file: str) -> list[Sample]:
+        """The usable samples of one file."""
+        samples = []
+        for place, (line, record) in enumerate(read_records(Path(file)), 1):
+            self.report.num_records += 1
+            try:
+                sample = self._unique(self._checked(record, file, place), file, line, place)
+            except _Unusable as problem:
+                self.report.issues.append(Issue(file, line, *problem.args))
+            else:
+                samples.append(sample)
+        return samples
 
-def _unique(
-    sample: Sample,
-    file: str,
-    line: int,
-    place: int,
-    seen: dict[str, tuple[Sample, str, int]],
-    report: ValidationReport,
-) -> Sample | None:
-    if sample.uid not in seen:
-        seen[sample.uid] = (sample, file, line)
+    def _checked(self, record: Any, file: str, place: int) -> Sample:
+        if not isinstance(record, Mapping):
+            raise _Unusable("not a record", f"expected an object with fields, got {type(record).__name__}")
+        missing = [name for name in ("problem", "problem_type") if not str(record.get(name) or "").strip()]
+        if record.get("answer") is None and record.get("solution") is None:
+            missing.append("answer (or solution)")
+        if missing:
+            raise _Unusable("missing field", ", ".join(missing))
+        try:
+            sample = to_sample(record, file, place, self.artifacts)
+        except ValueError as error:
+            raise _Unusable("bad field", str(error)) from error
+        if self.type_name is not None:
+            try:
+                sample = replace(sample, problem_type=self.type_name(sample.problem_type))
+            except ValueError as error:
+                raise _Unusable("unknown problem type", str(error)) from error
+        if not gold_fits(sample):
+            raise _Unusable("gold not in options", f"{sample.answer!r} not among {list(sample.options)}")
         return sample
-    first, first_file, first_line = seen[sample.uid]
-    same = first == sample
-    message = f"{sample.uid} also at {first_file}:{first_line}" + (" (same record)" if same else "")
-    report.issues.append(Issue(file, line, "duplicate id", message, dropped=same))
-    if same:
-        return None
-    renamed = replace(sample, uid=f"{sample.uid}#{Path(file).stem}:{place}")
-    seen[renamed.uid] = (renamed, file, line)
-    return renamed
+
+    def _unique(self, sample: Sample, file: str, line: int, place: int) -> Sample:
+        first, first_file, first_line = self._seen.setdefault(sample.uid, (sample, file, line))
+        if first is sample:
+            return sample
+        message = f"{sample.uid} also at {first_file}:{first_line}"
+        if first == sample:
+            raise _Unusable("duplicate id", f"{message} (same record)")
+        self.report.issues.append(Issue(file, line, "duplicate id", message, dropped=False))
+        renamed = replace(sample, uid=f"{sample.uid}#{Path(file).stem}:{place}")
+        self._seen[renamed.uid] = (renamed, file, line)
+        return renamed
+
+
+class _Unusable(Exception):
+    """(kind, message) of the issue because of which a record is left out."""
 
 
 def to_sample(record: Mapping[str, Any], file: str = "", place: int = 0, artifacts: str | Path | None = None) -> Sample:
@@ -260,7 +233,7 @@ def clean_answer(value: Any) -> str:
 
 def gold_fits(sample: Sample) -> bool:
     """Whether the answer of a multiple-choice sample is one of its options (letters or text)."""
-    if _norm(sample.problem_type) != "multiple choice" or not sample.options:
+    if slug(sample.problem_type) != "multiple_choice" or not sample.options:
         return True
     answer = sample.answer.strip()
     letters = {chr(ord("A") + i) for i in range(len(sample.options))}
@@ -327,7 +300,3 @@ def _number(value: Any, name: str) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name}={value!r} is not a number") from None
-
-
-def _norm(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name.strip().lower())

@@ -72,8 +72,6 @@ class DataOptions:
     """Problem type -> template file, on top of the set."""
     system_prompt: str | None = None
     """System message; None = the chat template's default."""
-    problem_types: Sequence[str] = ()
-    """Problem types known in addition to the built-in list."""
     mixture_weights: Sequence[float] | None = None
     """Share of each training file; None = in proportion to their sizes."""
     order: Callable[..., EpochOrder] | None = None

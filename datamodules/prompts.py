@@ -6,8 +6,9 @@ problem type; `default.jinja` serves all types that have none.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +29,23 @@ class PromptTemplates:
             that serves every type.
         overrides: problem type -> file, on top of `source`.
         system: system message, or None for the chat template's own default.
+        type_name: the one name of a problem type, as samples carry it (see `load_samples`): a template of an alias
+            serves its type.
 
     Raises:
-        ValueError: the source does not exist, or holds no template.
+        ValueError: the source does not exist or holds no template, or two different templates serve one type.
     """
 
     def __init__(
-        self, source: str | Path = "default", overrides: Mapping[str, str] | None = None, system: str | None = None
+        self,
+        source: str | Path = "default",
+        overrides: Mapping[str, str] | None = None,
+        system: str | None = None,
+        type_name: Callable[[str], str] | None = None,
     ) -> None:
         self.system = system
-        self._texts: dict[str, str] = {}
-        for name, path in {**_files(source), **{slug(k): Path(v) for k, v in (overrides or {}).items()}}.items():
-            if not path.is_file():
-                raise ValueError(f"prompt template {path} does not exist")
-            self._texts[name] = path.read_text(encoding="utf-8")
+        own = {slug(name): Path(path) for name, path in (overrides or {}).items()}
+        self._texts = _texts(_files(source), type_name) | _texts(own, type_name)
         self._compiled: dict[str, Template] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,3 +145,18 @@ def _files(source: str | Path) -> dict[str, Path]:
     if not files:
         raise ValueError(f"prompt templates: no .jinja file in {path}")
     return files
+
+
+def _texts(files: Mapping[str, Path], type_name: Callable[[str], str] | None) -> dict[str, str]:
+    """Templates by the file names of the problem types that they serve."""
+    texts: dict[str, str] = {}
+    for name, path in files.items():
+        if not path.is_file():
+            raise ValueError(f"prompt template {path} does not exist")
+        text, served = path.read_text(encoding="utf-8"), name
+        if type_name is not None:
+            with contextlib.suppress(ValueError):  # default.jinja is not named after a problem type
+                served = slug(type_name(name))
+        if texts.setdefault(served, text) != text:
+            raise ValueError(f"prompt template {path}: another template serves {served!r} too, and differs; keep one")
+    return texts

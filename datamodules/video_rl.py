@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ class VideoRLDataModule(L.LightningDataModule):
         model_path: folder (or hub name) whose processor defines tokenizer, chat template and patch sizes.
         train_files: annotation file(s) of the training split.
         val_files: annotation file(s) of the held-out split; may be empty.
+        type_name: the one name of a problem type, whatever its spelling or alias (`RewardRouter.type_name`); records
+            of a type that it refuses are left out. None = every type is taken as it is written.
         options: fields of `DataOptions`.
 
     Raises:
@@ -53,18 +55,19 @@ class VideoRLDataModule(L.LightningDataModule):
         model_path: str,
         train_files: Sequence[str] | str = (),
         val_files: Sequence[str] | str = (),
+        type_name: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.options = DataOptions(**options)
-        self.model_path = model_path
+        self.model_path, self.type_name = model_path, type_name
         self.train_files, self.val_files = _listed(train_files), _listed(val_files)
         weights = self.options.mixture_weights
         if weights is not None and len(weights) != len(self.train_files):
             raise ValueError(f"{len(weights)} mixture_weights for {len(self.train_files)} train_files")
         self.cache = make_cache(self.options)
         self.templates = PromptTemplates(
-            self.options.prompt_templates, self.options.prompt_overrides, self.options.system_prompt
+            self.options.prompt_templates, self.options.prompt_overrides, self.options.system_prompt, type_name
         )
         self.start_step = 0
         """First step that the training loader yields; set before fit to resume."""
@@ -110,7 +113,7 @@ class VideoRLDataModule(L.LightningDataModule):
 
     def _read(self, files: list[str], limit: int | None) -> tuple[list[list[Sample]], ValidationReport]:
         options = self.options
-        groups, report = load_samples(files, options.problem_types, options.strict, options.artifact_dir)
+        groups, report = load_samples(files, self.type_name, options.strict, options.artifact_dir)
         groups = [anchor(group, file, options.media_root) for group, file in zip(groups, files, strict=True)]
         return _limited(groups, limit), report
 

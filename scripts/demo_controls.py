@@ -19,8 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.annotations import load_samples
 from datamodules.common.places import CONF_DIR, ROOT
-from lightning_modules.launch.config import ConfigError, nearest
+from lightning_modules.launch.config import ConfigError, build, nearest
+from lightning_modules.launch.runs import load_run_config
 from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("controls")
@@ -65,15 +67,12 @@ def before(folder: Path) -> dict[str, float]:
 
 def constants(folder: Path) -> dict[str, float]:
     """Per task the held-out accuracy of the best single answer out of all that occur."""
-    from datamodules.annotations import load_samples
-    from lightning_modules.launch.runs import load_run_config
-    from rewards.router import RewardRouter
-
-    groups, _ = load_samples(list(load_run_config(folder).data.val_files))
+    config = load_run_config(folder)
+    router = build(config.reward)
+    groups, _ = load_samples(list(config.data.val_files), router.type_name)
     by_task: dict[str, list] = {}
     for sample in (s for group in groups for s in group):
         by_task.setdefault(sample.data_source, []).append(sample)
-    router = RewardRouter()
     best = {}
     for task, samples in by_task.items():
         answers = sorted({s.answer for s in samples})

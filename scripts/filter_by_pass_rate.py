@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.common.files import write_json, write_lines
 from datamodules.records import read_records
-from lightning_modules.launch.config import ConfigError, build, compose, require_values
+from lightning_modules.launch.config import ConfigError, build, build_data, compose, require_values
 from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging, set_threads
 
@@ -73,7 +73,7 @@ def measure(config: Any, k: int, right: float) -> dict[str, float]:
 
     set_threads(1, config.trainer.threads_per_rank)
     # The training split takes the place of the held-out one: one pass in file order.
-    datamodule = build(config.data, val_files=config.data.train_files)
+    datamodule = build_data(config, val_files=config.data.train_files)
     datamodule.set_rank(0, 1)
     datamodule.setup()
     router = build(config.reward)

@@ -58,9 +58,9 @@ def settings(overrides: list[str]) -> tuple[VideoSpec, VideoCache]:
             raise ValueError(f"unknown keys {unknown}; known without an experiment: {', '.join(known)}")
         chosen = {"max_frames": 128, "max_pixels": 262144, **{key: known[key](value) for key, value in fields.items()}}
         return VideoSpec(**chosen), VideoCache(None)
-    from lightning_modules.launch.config import build, compose
+    from lightning_modules.launch.config import build_data, compose
 
-    module = build(compose("train", overrides).data)
+    module = build_data(compose("train", overrides))
     return module.preparer.video_spec, module.cache
 
 

@@ -19,6 +19,7 @@ from datamodules.prompts import PromptTemplates, place_media
 from datamodules.types import MediaRef, Sample
 from datamodules.video.cache import VideoCache
 from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+from rewards.router import RewardRouter
 
 
 @pytest.fixture(scope="module")
@@ -218,11 +219,9 @@ def test_own_templates(tmp_path):
 
 
 def test_every_known_problem_type_renders():
-    from datamodules.annotations import PROBLEM_TYPES
-
     for name in ("default", "tiny"):
         templates = PromptTemplates(name)
-        for problem_type in PROBLEM_TYPES:
+        for problem_type in RewardRouter().tasks:
             sample = replace(SAMPLES["text"], problem_type=problem_type, options=("A. yes", "B. no"))
             text = templates.render(sample)
             assert "<answer>" in text

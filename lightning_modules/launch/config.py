@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+    from datamodules.video_rl import VideoRLDataModule
+
 VOLATILE_KEYS = (
     "resume",
     "preflight",
@@ -36,6 +38,13 @@ VOLATILE_KEYS = (
     "debug",
 )
 """Keys that do not make another run: changing them continues the same run folder."""
+
+
+RETIRED_KEYS = {
+    "data.problem_types": "data.problem_types is no longer a setting: the known problem types are the routes and "
+    "aliases of reward=..., add yours there (docs/adding-a-reward.md)",
+}
+"""Keys of earlier versions, with what to do instead."""
 
 
 class ConfigError(ValueError):
@@ -84,6 +93,7 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     if not (CONF_DIR / f"{config_name}.yaml").is_file():
@@ -103,9 +113,13 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
 
         try:
             _check_overrides(parsed, composed)
-            return composed(parsed)
+            config = composed(parsed)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_line(error)) from error
+    for key, instead in RETIRED_KEYS.items():
+        if OmegaConf.select(config, key) is not None:
+            raise ConfigError(instead)
+    return config
 
 
 _SEARCH_KEYS = ("config_dir", "hydra.searchpath")
@@ -162,6 +176,8 @@ def _check_overrides(parsed: Sequence[Override], composed: Callable[[Iterable[Ov
     open_parents = {key for key in known if _is_open(base, key)}
     for override in values:
         key = override.key_or_group
+        if key in RETIRED_KEYS:
+            raise ConfigError(RETIRED_KEYS[key])
         if key not in known and not any(key.startswith(f"{parent}.") for parent in open_parents):
             raise ConfigError(f"unknown config key '{key}'{nearest(key, known | groups)}")
         if key in known and not override.is_sweep_override():
@@ -271,6 +287,20 @@ def build(config: DictConfig, **arguments: Any) -> Any:
             raise
         key = str(error).rpartition("full_key: ")[2] if "full_key: " in str(error) else ""
         raise ConfigError(f"{key + ': ' if key else ''}{_one_line(cause)}") from error
+
+
+def build_data(config: DictConfig, **arguments: Any) -> VideoRLDataModule:
+    """The data module of a run, whose records may name every problem type that the run's reward knows.
+
+    Args:
+        config: the run's configuration; of its reward only the routes are used, no judge is needed.
+        arguments: take the place of keys of `data`.
+
+    Raises:
+        ConfigError: the data module or the reward refused its arguments.
+    """
+    router = build(config.reward, **({"judge": None} if "judge" in config.reward else {}))
+    return build(config.data, type_name=router.type_name, **arguments)
 
 
 def config_hash(plain: dict[str, Any]) -> str:

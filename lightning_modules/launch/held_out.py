@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.files import write_json
-from lightning_modules.launch.config import ConfigError, build
+from lightning_modules.launch.config import ConfigError, build, build_data
 from lightning_modules.launch.runs import export_run, load_run_config
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     model = export_run(run_dir)
     set_threads(1, config.trainer.threads_per_rank)
     OmegaConf.update(config, "data.model_path", str(model))
-    datamodule = build(config.data)
+    datamodule = build_data(config)
     datamodule.set_rank(0, 1)
     datamodule.setup()
     if swap_media:

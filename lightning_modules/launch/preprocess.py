@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_modules.launch.config import ConfigError, build, compose
+from lightning_modules.launch.config import ConfigError, build_data, compose
 
 OWN = ("workers", "launcher", "address", "dry_run", "retry_quarantined", "list_quarantined")
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         own, overrides = split(sys.argv[1:] if arguments is None else arguments)
-        module = build(compose("train", overrides).data)
+        module = build_data(compose("train", overrides))
         return preprocess(module, own)
     except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

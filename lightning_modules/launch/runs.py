@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_modules.launch.config import ConfigError, use_config_dirs
+from lightning_modules.launch.config import RETIRED_KEYS, ConfigError, use_config_dirs
 from lightning_modules.state.run_folder import checkpoint_steps
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ def load_run_config(run_dir: Path) -> DictConfig:
         raise ConfigError(f"{run_dir} is not a run folder: it holds no config.yaml")
     config = OmegaConf.load(path)
     use_config_dirs(config.get("config_dir") or ())
+    for parent, _, key in (name.rpartition(".") for name in RETIRED_KEYS):  # of a run of an earlier version
+        if OmegaConf.is_dict(node := OmegaConf.select(config, parent)):
+            node.pop(key, None)
     return config
 
 

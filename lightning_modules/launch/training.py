@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.files import write_text
-from lightning_modules.launch.config import build, to_plain
+from lightning_modules.launch.config import build, build_data, to_plain
 from lightning_modules.launch.plan import RunPlan
 from lightning_modules.launch.processes import INTERRUPTED
 from lightning_modules.state.run_folder import write_status
@@ -148,7 +148,7 @@ def run_training(config: DictConfig, plan: RunPlan) -> int:
         for name, settings in config.callbacks.items()
         if settings  # a null or empty entry is no callback
     }
-    datamodule = build(config.data)
+    datamodule = build_data(config)
     datamodule.start_step, datamodule.max_steps = plan.start_step, int(config.max_steps)
     module = build(config.module)
     trainer = build_trainer(config, plan, callbacks)
