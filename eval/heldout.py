@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from datamodules.common.seeds import response_seed
-from eval.benchmarks.types import State
+from eval.benchmarks.types import STATES, State
 from rewards.sample import submit_response
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError, SamplingSpec
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rewards.router import RewardRouter
 
 log = logging.getLogger(__name__)
-
-_STATES: dict[str, State] = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ def _mean(records: Sequence[EvalRecord]) -> float:
 def _record(
     sample: Sample, response: Response | None = None, score: Score | None = None, reason: str = ""
 ) -> EvalRecord:
-    state: State = "failed" if score is None else _STATES.get(score.status, "failed")
+    state: State = "failed" if score is None else STATES.get(score.status, "failed")
     return EvalRecord(
         uid=sample.uid,
         state=state,

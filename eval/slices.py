@@ -15,6 +15,8 @@ from typing import Any
 from datamodules.common.seeds import response_seed
 from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
+from eval.benchmarks.comparison import summarise
+from eval.benchmarks.loading import load
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
 from eval.heldout import generate_tolerantly
 from eval.run.pipeline import ANSWERED, FAILED
@@ -144,13 +146,14 @@ class BenchmarkSlices:
             merged = {row["uid"]: row for row in (gather(rows) if gather else rows)}
             scored = scored_items(items, merged, merged)
             info = RunInfo(self._style, "custom" if self._frames else self._frame_policy, "", report)
-            found.append((benchmark.aggregate(scored, info), [merged[i.uid] for i in items if i.uid in merged]))
+            found.append((summarise(benchmark, scored, info), [merged[i.uid] for i in items if i.uid in merged]))
         return found
 
     def _load(self, benchmark: Benchmark) -> tuple[list[BenchmarkItem], LoadReport]:
         if benchmark.name not in self._loaded:
             settings = self._settings_of(benchmark)
-            items, report = benchmark.load(
+            items, report = load(
+                benchmark,
                 self._data_root,
                 self._style,
                 self._frame_policy,

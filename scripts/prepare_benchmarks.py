@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
+from eval.benchmarks.loading import file_status, load
 
 ANNOTATIONS = ("*.json", "*.jsonl", "*.parquet", "*.csv", "*.tsv", "*.srt", "subtitle*.zip", "*subtitle*.tar*")
 
@@ -56,7 +57,7 @@ def prepare(benchmark: Benchmark, options: argparse.Namespace) -> bool:
         explain(benchmark, options.data_root)
         return False
     try:
-        items, report = benchmark.load(options.data_root)
+        items, report = load(benchmark, options.data_root)
     except ValueError as error:
         print(f"{benchmark.name}: {error}")
         return False
@@ -75,13 +76,13 @@ def _is_complete(benchmark: Benchmark, options: argparse.Namespace) -> bool:
     if not _is_ready(benchmark, options.data_root) or options.annotations_only:
         return _is_ready(benchmark, options.data_root)
     try:
-        return not benchmark.load(options.data_root)[1].missing_media
+        return not load(benchmark, options.data_root)[1].missing_media
     except ValueError:
         return False
 
 
 def _is_ready(benchmark: Benchmark, root: Path) -> bool:
-    return any(status.ready for status in benchmark.status(root) if status.split == benchmark.split)
+    return any(status.ready for status in file_status(benchmark, root) if status.split == benchmark.split)
 
 
 def fetch(dataset: str, folder: Path, annotations_only: bool) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from eval.benchmarks import catalogue
+from eval.benchmarks.comparison import summarise
+from eval.benchmarks.loading import load
 from eval.benchmarks.rubric import steps
 from eval.benchmarks.types import BenchmarkItem, ScoredItem
 from rewards.base import Score
@@ -33,7 +35,7 @@ def generation(tmp_path: Path) -> dict[str, BenchmarkItem]:
     )
     summary = {"video": "t.mp4", "question": "Summarise the video.", "answer": "A boy finds a box and opens it."}
     write_json(tmp_path / "mlvu" / "json" / "9_summary.json", [summary])
-    return {entry.meta["task"]: entry for entry in catalogue.get("mlvu_generation").load(tmp_path)[0]}
+    return {entry.meta["task"]: entry for entry in load(catalogue.get("mlvu_generation"), tmp_path)[0]}
 
 
 def test_generation_tasks_of_mlvu_by_hand(server: ScriptedServer, generation: dict[str, BenchmarkItem]) -> None:  # noqa: F811
@@ -54,11 +56,11 @@ def test_generation_tasks_of_mlvu_by_hand(server: ScriptedServer, generation: di
 
     benchmark = catalogue.get("mlvu_generation")
     done = [ScoredItem(generation[task], "ok", s, s) for task, s in (("sub_scene", scene), ("summary", summary))]
-    found = benchmark.aggregate(done)
+    found = summarise(benchmark, done)
     assert found.headline == {"G-Avg": pytest.approx(7.5), "sub_scene": pytest.approx(8), "summary": pytest.approx(7)}
     assert found.tables["criteria"]["relevance"].value == 4.0
     # An item without an answer counts 0: sub_scene (8 + 0) / 2 = 4, G-Avg (4 + 7) / 2.
-    worse = benchmark.aggregate([*done, ScoredItem(generation["sub_scene"], "failed")])
+    worse = summarise(benchmark, [*done, ScoredItem(generation["sub_scene"], "failed")])
     assert worse.headline["G-Avg"] == pytest.approx(5.5)
 
 
@@ -76,7 +78,7 @@ def test_without_a_judge_or_with_a_silent_one_generation_is_not_judged(
     half = ask("mlvu_generation", entry, "A boy digs.", server)
     assert half.status == "not_judged"
     assert "the judge failed on reliability" in half.reason
-    assert benchmark.aggregate([ScoredItem(entry, "not_judged", half, half)]).headline["G-Avg"] is None
+    assert summarise(benchmark, [ScoredItem(entry, "not_judged", half, half)]).headline["G-Avg"] is None
 
 
 def test_steps_of_vcr_bench_by_hand(tmp_path: Path, server: ScriptedServer) -> None:  # noqa: F811
@@ -84,7 +86,7 @@ def test_steps_of_vcr_bench_by_hand(tmp_path: Path, server: ScriptedServer) -> N
     record |= {"dimension": "TSG", "duration": 40, "reasoning": "1. The cup stands at 0:05.\n2. It falls at 0:10."}
     write_json(tmp_path / "vcrbench" / "meta_info.json", [record])
     benchmark = catalogue.get("vcrbench_steps")
-    (entry,) = benchmark.load(tmp_path)[0]
+    (entry,) = load(benchmark, tmp_path)[0]
     # Recall: one of two steps. Precision: right, wrong, redundant (not counted), right: two of three.
     server.replies = replies(1, 0, 1, 0, 0.5, 1)
     response = "Step 1: The cup stands at 0:05.\nStep 2: The dog barks.\nThe question asks for a time.\n[10, 20]"
@@ -96,13 +98,13 @@ def test_steps_of_vcr_bench_by_hand(tmp_path: Path, server: ScriptedServer) -> N
     assert '"reference_answer": "It falls at 0:10."' in contents[1]
     assert '"answer_to_grade": "The dog barks."' in contents[3]
     other = Score(0.0, 0.0, 0.0, parts={"recall": 1.0, "precision": 1.0})
-    found = benchmark.aggregate([ScoredItem(entry, "ok", score, score), ScoredItem(entry, "ok", other, other)])
+    found = summarise(benchmark, [ScoredItem(entry, "ok", score, score), ScoredItem(entry, "ok", other, other)])
     assert found.headline["accuracy"] == 50.0
     assert found.headline["recall"] == 75.0
     assert found.headline["precision"] == pytest.approx(250 / 3)
     assert found.headline["f1"] == pytest.approx(2 * 75 * (250 / 3) / (75 + 250 / 3))
     # A failed item has none of the reference's steps and none of its own.
-    failed = benchmark.aggregate([ScoredItem(entry, "ok", other, other), ScoredItem(entry, "failed")])
+    failed = summarise(benchmark, [ScoredItem(entry, "ok", other, other), ScoredItem(entry, "failed")])
     assert (failed.headline["recall"], failed.headline["precision"]) == (50.0, 100.0)
 
 
@@ -110,11 +112,11 @@ def test_a_judge_that_fails_on_a_step_leaves_the_verdict_on_the_answer(tmp_path:
     record = {"id": 0, "question": "When?", "answer": "[10, 20]", "choices": None, "video_path": "a.mp4"}
     write_json(tmp_path / "vcrbench" / "meta_info.json", [{**record, "reasoning": "It falls."}])
     benchmark = catalogue.get("vcrbench_steps")
-    (entry,) = benchmark.load(tmp_path)[0]
+    (entry,) = load(benchmark, tmp_path)[0]
     server.replies = [(429, "slow down")]
     score = ask("vcrbench_steps", entry, "It falls.\n[10, 20]", server)
     assert (score.accuracy, dict(score.parts).keys() & {"recall", "precision"}) == (1.0, set())
-    found = benchmark.aggregate([ScoredItem(entry, "ok", score, score)])
+    found = summarise(benchmark, [ScoredItem(entry, "ok", score, score)])
     assert (found.headline["accuracy"], found.headline["recall"], found.headline["f1"]) == (100.0, None, None)
 
 

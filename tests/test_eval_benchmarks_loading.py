@@ -13,7 +13,9 @@ from datamodules.types import MediaRef
 from datamodules.video.probe import probe
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
+from eval.benchmarks.comparison import summarise
 from eval.benchmarks.frame_policy import frame_options
+from eval.benchmarks.loading import file_status, load
 from eval.benchmarks.readers import read_records
 from tests import eval_official_files
 from tests.data_media import numbered_frames, write_video
@@ -67,7 +69,7 @@ def annotations(shared_data: Path) -> Path:
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_files_are_complete_or_say_what_lacks(shared_data: Path, name: str) -> None:
     found, official = REFERENCE[name]
-    items, report = catalogue.get(name).load(annotations(shared_data))
+    items, report = load(catalogue.get(name), annotations(shared_data))
     assert (report.n, len(items), report.expected_n, report.source) == (found, found, official, "reference")
     assert report.is_partial == (official is not None and found < official)
     assert len({item.uid for item in items}) == found
@@ -126,7 +128,7 @@ OFFICIAL = {
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_official_files(tmp_path: Path, name: str) -> None:
     uids, golds = OFFICIAL[name]
-    items, report = catalogue.get(name).load(eval_official_files.write(tmp_path, name))
+    items, report = load(catalogue.get(name), eval_official_files.write(tmp_path, name))
     assert [item.uid for item in items] == [f"{name}:{uid}" for uid in uids]
     assert [item.sample.answer for item in items] == golds
     assert (report.source, report.gold_missing, report.duplicates) == ("official", (), ())
@@ -136,18 +138,18 @@ def test_official_files(tmp_path: Path, name: str) -> None:
 
 
 def test_every_official_field_is_kept(tmp_path: Path) -> None:
-    items, _ = catalogue.get("lvbench").load(eval_official_files.write(tmp_path, "lvbench"))
+    items, _ = load(catalogue.get("lvbench"), eval_official_files.write(tmp_path, "lvbench"))
     meta = items[0].meta
     assert meta["time_reference"] == "00:15-00:19"
     assert meta["question_type"] == ["reasoning", "entity recognition"]
     assert (meta["type"], meta["key"]) == ("documentary", "Cm73")
-    items, _ = catalogue.get("mlvu").load(eval_official_files.write(tmp_path, "mlvu"))
+    items, _ = load(catalogue.get("mlvu"), eval_official_files.write(tmp_path, "mlvu"))
     assert [item.meta["_task"] for item in items] == list(catalogue.get("mlvu").macro_groups)
     assert {item.meta["duration"] for item in items} == {480.0}
 
 
 def test_captions_know_their_choice_question_and_fine_aspect(tmp_path: Path) -> None:
-    items, _ = catalogue.get("tempcompass").load(eval_official_files.write(tmp_path, "tempcompass"))
+    items, _ = load(catalogue.get("tempcompass"), eval_official_files.write(tmp_path, "tempcompass"))
     caption = items[3]
     assert caption.sample.extra["mc_question"] == "What is the man doing?\nA. running\nB. walking"
     assert (caption.meta["aspect"], caption.meta["dim"], caption.meta["format"]) == (
@@ -159,7 +161,7 @@ def test_captions_know_their_choice_question_and_fine_aspect(tmp_path: Path) -> 
 
 def test_clips_have_exact_ends(tmp_path: Path) -> None:
     def first(name: str) -> MediaRef:
-        return catalogue.get(name).load(eval_official_files.write(tmp_path, name))[0][0].sample.videos[0]
+        return load(catalogue.get(name), eval_official_files.write(tmp_path, name))[0][0].sample.videos[0]
 
     assert (first("mvbench").start, first("mvbench").end) == (2.5, 9.0)
     assert (first("odvbench").start, first("odvbench").end) == (0.0, 7.5)
@@ -177,14 +179,14 @@ def test_ready_cut_clips_are_used_whole_where_only_they_are_there(tmp_path: Path
     }
     write_json(tmp_path / "livesports3k_qa.json", [record])
     benchmark = catalogue.get("livesports3k_qa")
-    video = benchmark.load(tmp_path)[0][0].sample.videos[0]
+    video = load(benchmark, tmp_path)[0][0].sample.videos[0]
     assert (Path(video.path).name, video.start, video.end) == ("I0rO_1.mp4", 300.745, 350.676)
     (tmp_path / record["path"]).write_bytes(b"clip")
-    video = benchmark.load(tmp_path)[0][0].sample.videos[0]
+    video = load(benchmark, tmp_path)[0][0].sample.videos[0]
     assert (Path(video.path).name, video.start, video.end) == (record["path"], None, None)
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "I0rO_1.mp4").write_bytes(b"whole")
-    video = benchmark.load(tmp_path)[0][0].sample.videos[0]
+    video = load(benchmark, tmp_path)[0][0].sample.videos[0]
     assert (Path(video.path).parent.name, video.start) == ("videos", 300.745)
 
 
@@ -197,7 +199,7 @@ def test_bad_records_are_reported(tmp_path: Path) -> None:
         {"uid": "2", "question": question, "answer": "E", "question_type": []},
     ]
     write_jsonl(tmp_path / "lvbench" / "video_info.meta.jsonl", [{**good, "qa": rows}])
-    items, report = catalogue.get("lvbench").load(tmp_path)
+    items, report = load(catalogue.get("lvbench"), tmp_path)
     assert [item.uid for item in items] == ["lvbench:1", "lvbench:1#2", "lvbench:2"]
     assert report.duplicates == ("lvbench:1#2",)
     assert report.gold_missing == ("lvbench:2",)
@@ -208,16 +210,16 @@ def test_bad_records_are_reported(tmp_path: Path) -> None:
 
 def test_limit_and_available_only_make_a_run_partial(shared_data: Path, tmp_path: Path) -> None:
     benchmark = catalogue.get("charades_sta")
-    items, report = benchmark.load(annotations(shared_data), limit=7)
+    items, report = load(benchmark, annotations(shared_data), limit=7)
     assert (len(items), report.n, report.is_partial) == (7, 7, True)
     for name in ("charades_sta", "stvg"):
         (tmp_path / name).symlink_to(shared_data / "videos")
         (tmp_path / f"{name}.json.gz").symlink_to(annotations(shared_data) / f"{name}.json.gz")
-    items, report = benchmark.load(tmp_path, available_only=True)
+    items, report = load(benchmark, tmp_path, available_only=True)
     assert report.is_partial
     assert report.missing_media == ()
     assert {Path(item.sample.videos[0].path).name for item in items} == {"0F7LW.mp4", "5INX3.mp4"}
-    items, report = catalogue.get("stvg").load(tmp_path, available_only=True)
+    items, report = load(catalogue.get("stvg"), tmp_path, available_only=True)
     names = {Path(item.sample.videos[0].path).name for item in items}
     assert names == {"stvg_8670554760.mp4", "svg_3843663025.mp4"}
     size = probe(items[0].sample.videos[0].path)
@@ -229,7 +231,7 @@ def test_frames_and_boxes_of_the_official_grounding_file_become_seconds(tmp_path
     eval_official_files.write(tmp_path, "stvg")
     (tmp_path / "stvg" / "videos").mkdir()
     write_video(tmp_path / "stvg" / "videos" / "8670554760.mp4", numbered_frames(95), fps=30)
-    items, report = catalogue.get("stvg").load(tmp_path)
+    items, report = load(catalogue.get("stvg"), tmp_path)
     assert report.gold_missing == ()
     assert json.loads(items[0].sample.answer) == {
         "time": [1.0, 2.0],
@@ -242,26 +244,26 @@ def test_frames_and_boxes_of_the_official_grounding_file_become_seconds(tmp_path
 def test_missing_files_and_wrong_names_say_what_to_do(tmp_path: Path) -> None:
     benchmark = catalogue.get("videomme")
     with pytest.raises(ValueError, match=r"test-00000-of-00001.parquet.*prepare_benchmarks.py videomme"):
-        benchmark.load(tmp_path)
+        load(benchmark, tmp_path)
     with pytest.raises(ValueError, match=r"no split 'train'; it has test"):
-        benchmark.load(tmp_path, split="train")
+        load(benchmark, tmp_path, split="train")
     with pytest.raises(ValueError, match=r"videomme has no source 'oficial' for its split test; it has official, ref"):
-        benchmark.load(tmp_path, source="oficial")
+        load(benchmark, tmp_path, source="oficial")
     with pytest.raises(ValueError, match=r"no benchmark is called 'video_mme': did you mean .*videomme"):
         catalogue.get("video_mme")
 
 
 def test_status_tells_what_is_there(tmp_path: Path) -> None:
     benchmark = catalogue.get("mvbench")
-    (status,) = benchmark.status(tmp_path)
+    (status,) = file_status(benchmark, tmp_path)
     assert (status.ready, status.source, len(status.missing)) == (False, None, 20)
     assert status.missing[0] == "mvbench/json/action_sequence.json"
     eval_official_files.write(tmp_path, "mvbench")
     (tmp_path / "mvbench" / "json" / "state_change.json").unlink()
-    (status,) = benchmark.status(tmp_path)
+    (status,) = file_status(benchmark, tmp_path)
     assert (status.ready, status.missing) == (False, ("mvbench/json/state_change.json",))
     eval_official_files.write(tmp_path, "mvbench")
-    (status,) = benchmark.status(tmp_path)
+    (status,) = file_status(benchmark, tmp_path)
     assert (status.ready, status.source, status.expected_n, len(status.found)) == (True, "official", 4000, 20)
 
 
@@ -332,7 +334,7 @@ def test_a_damaged_file_does_not_end_the_list(tmp_path: Path, caplog: pytest.Log
     (line,) = (line for line in caplog.messages if line.startswith("stvg "))
     assert line.endswith("there (reference)")
     with pytest.raises(ValueError, match=r"stvg.json: no JSON"):
-        catalogue.get("stvg").load(tmp_path)
+        load(catalogue.get("stvg"), tmp_path)
 
 
 def test_a_half_download_is_named(tmp_path: Path) -> None:
@@ -362,7 +364,7 @@ def test_records_that_lack_what_a_question_needs_name_their_file(
     (path,) = [*(tmp_path / name).rglob(Path(file).name)] or [tmp_path / name / file]
     write_json(path, [record])
     with pytest.raises(ValueError, match=rf"cannot read record 0 of {path.parent.name}/{path.stem}: \w+Error: "):
-        catalogue.get(name).load(tmp_path)
+        load(catalogue.get(name), tmp_path)
 
 
 def test_a_part_of_a_file_is_partial_also_where_the_official_number_is_not_known(
@@ -372,7 +374,7 @@ def test_a_part_of_a_file_is_partial_also_where_the_official_number_is_not_known
 
     records = json.loads(gzip.decompress((annotations(shared_data) / "minerva.json.gz").read_bytes()))
     write_json(tmp_path / "minerva" / "minerva.json", records[:20])
-    _, report = catalogue.get("minerva").load(tmp_path)
+    _, report = load(catalogue.get("minerva"), tmp_path)
     assert (report.n, report.expected_n, report.is_partial) == (20, None, True)
 
 
@@ -385,9 +387,9 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
     row = {"question": "Which?", "options": ["A. one", "B. two"], "answer": "B", "video": "v", "task": "count"}
     clip = {"question_id": "q2", "clip_start": 1.0, "clip_end": 2.5, "task": "order"}
     write_jsonl(tmp_path / "mybench" / "questions.jsonl", [{**row, "question_id": "q1"}, {**row, **clip}])
-    items, report = benchmark.load(tmp_path)
+    items, report = load(benchmark, tmp_path)
     assert (report.n, report.is_partial, report.gold_missing) == (2, False, ())
     assert items[1].sample.problem == "<video>\nWhich?\nA. one\nB. two\nAnswer with the letter (A or B)."
     assert items[1].sample.videos == (MediaRef(str(tmp_path / "mybench" / "videos" / "v.mp4"), 1.0, 2.5),)
-    summary = benchmark.aggregate([scored(1.0, items[0]), scored(0.0, items[1])])
+    summary = summarise(benchmark, [scored(1.0, items[0]), scored(0.0, items[1])])
     assert (summary.headline["accuracy"], summary.is_partial) == (50.0, False)

@@ -13,6 +13,7 @@ import pytest
 from datamodules.prompts import place_media
 from eval.benchmarks import catalogue, prompts
 from eval.benchmarks.drafts import Draft, gold_letter, inline_options, letter_list, option_texts
+from eval.benchmarks.loading import load
 from tests import eval_official_files, eval_official_reasoning
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,7 +26,7 @@ def rendered(root: Path, name: str) -> str:
     blocks = []
     for style in prompts.STYLES:
         kinds = {}
-        for item in catalogue.get(name).load(root, style=style)[0]:
+        for item in load(catalogue.get(name), root, style=style)[0]:
             kinds.setdefault((item.sample.problem_type, item.sample.data_type), item)
         for item in kinds.values():
             head = [f"=== {style} | {item.uid} | {item.sample.problem_type} | gold {item.sample.answer}"]
@@ -51,8 +52,8 @@ def test_every_benchmark_has_a_snapshot() -> None:
 def test_instructions_name_the_letters_that_exist(tmp_path: Path, style: str) -> None:
     eval_official_files.write(tmp_path, "mvbench")
     eval_official_files.write(tmp_path, "videomme_v2")
-    eight = catalogue.get("videomme_v2").load(tmp_path, style=style)[0][0].sample.problem
-    three = catalogue.get("mvbench").load(tmp_path, style=style)[0][0].sample.problem
+    eight = load(catalogue.get("videomme_v2"), tmp_path, style=style)[0][0].sample.problem
+    three = load(catalogue.get("mvbench"), tmp_path, style=style)[0][0].sample.problem
     assert "H. thing 7" in eight
     assert ("H" in eight.split("\n")[-1]) or "A, B, C, D, E, F, G, or H" in eight
     if style != "official":
@@ -64,7 +65,7 @@ def test_instructions_name_the_letters_that_exist(tmp_path: Path, style: str) ->
 @pytest.mark.parametrize("style", prompts.STYLES)
 def test_every_medium_has_its_place(tmp_path: Path, name: str, style: str) -> None:
     eval_official_files.write(tmp_path, name)
-    for item in catalogue.get(name).load(tmp_path, style=style)[0]:
+    for item in load(catalogue.get(name), tmp_path, style=style)[0]:
         sample = item.sample
         parts = place_media(sample.problem, len(sample.images), len(sample.videos))
         assert [part["type"] for part in parts].count("video") == len(sample.videos) == sample.problem.count("<video>")
@@ -73,14 +74,14 @@ def test_every_medium_has_its_place(tmp_path: Path, name: str, style: str) -> No
 
 def test_images_stand_behind_the_video(tmp_path: Path) -> None:
     eval_official_files.write(tmp_path, "videommmu")
-    items = catalogue.get("videommmu").load(tmp_path)[0]
+    items = load(catalogue.get("videommmu"), tmp_path)[0]
     adaptation = [item for item in items if item.meta["track"] == "Adaptation"]
     assert len(adaptation) == 2
     for item in adaptation:
         assert item.sample.problem.startswith("<video>\n<image>\nYou should watch and learn the video content.")
         assert "<image 1>" not in item.sample.problem
         assert Path(item.sample.images[0].path).read_bytes() == eval_official_reasoning.PNG
-    alone = catalogue.get("videommmu_question_only").load(tmp_path)[0]
+    alone = load(catalogue.get("videommmu_question_only"), tmp_path)[0]
     assert [item.uid.partition(":")[2] for item in alone] == [item.uid.partition(":")[2] for item in adaptation]
     assert all(item.sample.data_type == "image" and not item.sample.videos for item in alone)
 

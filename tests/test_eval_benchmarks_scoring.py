@@ -11,6 +11,8 @@ import pytest
 
 from eval.benchmarks import catalogue
 from eval.benchmarks.base import submit
+from eval.benchmarks.comparison import summarise
+from eval.benchmarks.loading import load
 from eval.benchmarks.simulator import NoTargetError, reaches_target
 from eval.benchmarks.types import BenchmarkItem, ScoredItem
 from rewards.base import Score
@@ -46,7 +48,7 @@ def ask(name: str, entry: BenchmarkItem, response: str, router: RewardRouter) ->
 
 
 def official_items(root: Path, name: str, style: str = "official") -> dict[str, BenchmarkItem]:
-    items = catalogue.get(name).load(eval_official_files.write(root, name), style=style)[0]
+    items = load(catalogue.get(name), eval_official_files.write(root, name), style=style)[0]
     return {entry.uid.partition(":")[2]: entry for entry in items}
 
 
@@ -136,7 +138,7 @@ def test_boxes_are_compared_in_pixels_over_the_union_of_seconds(
 ) -> None:
     entry = item("stvg:0", TUBE, options=(), problem_type="spatial-temporal grounding", extra=PIXELS)
     state, official, robust = ask("stvg", entry, response, router)
-    summary = catalogue.get("stvg").aggregate([ScoredItem(entry, state, official, robust, response)])
+    summary = summarise(catalogue.get("stvg"), [ScoredItem(entry, state, official, robust, response)])
     for headline in (summary.headline, summary.robust_headline):
         assert headline["m_tIoU"] == pytest.approx(tiou)
         assert headline["m_vIoU"] == pytest.approx(viou)
@@ -224,7 +226,7 @@ def test_the_marker_and_the_simulator_of_reasoning_over_states(tmp_path: Path, r
 
 
 def test_every_published_operation_question_names_its_target(shared_data: Path) -> None:
-    items = catalogue.get("videoreasonbench").load(shared_data / "eval" / "annotations")[0]
+    items = load(catalogue.get("videoreasonbench"), shared_data / "eval" / "annotations")[0]
     held = {"pile0": [[]], "pile1": [[]], "cup0": [[]], "cup1": [[]], **{f"path{i}": [[]] for i in range(4)}}
     board = {"states": [[[0] * 5 for _ in range(5)]], "coords": [[0, 0]]}
     answers = {
@@ -244,7 +246,7 @@ def test_every_published_operation_question_names_its_target(shared_data: Path) 
 
 
 def test_operations_without_states_are_not_judged(shared_data: Path, router: RewardRouter) -> None:
-    items = catalogue.get("videoreasonbench").load(shared_data / "eval" / "annotations", limit=10)[0]
+    items = load(catalogue.get("videoreasonbench"), shared_data / "eval" / "annotations", limit=10)[0]
     entry = next(one for one in items if one.meta["dim"] == "prediction_operation")
     assert ask("videoreasonbench", entry, "Final Answer: add 2 of Clubs to pile0", router)[0] == "not_judged"
 

@@ -11,6 +11,7 @@ from datamodules.video.probe import probe
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
 from eval.benchmarks.frame_policy import frame_options
+from eval.benchmarks.loading import load
 from eval.benchmarks.subtitles import Line, covering, interleave, read_subtitles
 from tests import eval_official_files
 from tests.data_media import numbered_frames, write_video
@@ -86,19 +87,19 @@ def test_listed_subtitles_follow_the_frames(tmp_path: Path) -> None:
     write_video(folder / "data" / "vid_a.mp4", numbered_frames(100), fps=10)
     (folder / "subtitle").mkdir()
     (folder / "subtitle" / "vid_a.srt").write_text(SRT, encoding="utf-8")
-    items, report = catalogue.get("videomme_sub").load(tmp_path)
+    items, report = load(catalogue.get("videomme_sub"), tmp_path)
     text = items[0].sample.problem
     assert text.startswith("<video>\nThis video's subtitles are listed below:\nhello there\n")
     assert "good bye" in text
     assert "too short" not in text  # frames are half a second apart; none falls between 3.0 and 3.1 s
     assert report.missing_media == ()
     assert not any("subtitle" in note for note in report.notes)
-    assert "subtitles" not in catalogue.get("videomme").load(tmp_path)[0][0].sample.problem
+    assert "subtitles" not in load(catalogue.get("videomme"), tmp_path)[0][0].sample.problem
 
 
 def test_interleaved_subtitles_show_the_same_frames_at_the_same_size(tmp_path: Path) -> None:
     folder = spoken_video(tmp_path, second=(15.0, 16.0))
-    (item,), _ = catalogue.get("longvideobench").load(tmp_path, frame_policy="reference")
+    (item,), _ = load(catalogue.get("longvideobench"), tmp_path, frame_policy="reference")
     assert item.sample.problem.startswith("<video>\nfirst words\n<video>\nsecond words\n<video>\nWhat is said")
     spec, info = VideoSpec(**frame_options("reference")), probe(folder / "videos" / "86Cx.mp4")
     whole = spec.plan(info)
@@ -116,7 +117,7 @@ def test_subtitles_follow_the_frames_that_are_really_shown(tmp_path: Path) -> No
     """Twelve frames instead of 48, of a family with smaller visual tokens."""
     folder = spoken_video(tmp_path, second=(15.0, 16.0))
     spec = VideoSpec(min_frames=2, max_frames=12, total_pixels=12 * 784 * 40, patch_size=14)
-    (item,), _ = catalogue.get("longvideobench").load(tmp_path, video_spec=spec)
+    (item,), _ = load(catalogue.get("longvideobench"), tmp_path, video_spec=spec)
     info = probe(folder / "videos" / "86Cx.mp4")
     part = replace(spec, **item.frame_options)
     plans = [replace(part, fps=v.fps).plan(info, v.start, v.end) for v in item.sample.videos]
@@ -153,7 +154,7 @@ def test_a_damaged_subtitle_file_is_named_and_costs_its_words_only(tmp_path: Pat
     path = tmp_path / "longvideobench" / "subtitles" / "86Cx_en.json"
     path.parent.mkdir()
     path.write_text('[{"timestamp": [4.0', encoding="utf-8")
-    (item,), report = catalogue.get("longvideobench").load(tmp_path)
+    (item,), report = load(catalogue.get("longvideobench"), tmp_path)
     assert item.sample.problem.startswith("<video>\nWhat is said")
     (note,) = (note for note in report.notes if "damaged" in note)
     assert f"1 questions are asked without subtitles, their file is damaged: {path}" in note
@@ -163,7 +164,7 @@ def test_all_words_of_a_jsonl_file_stand_in_front(tmp_path: Path) -> None:
     eval_official_files.write(tmp_path, "videomme_v2")
     words = [{"text": text, "start_time": i, "end_time": i + 0.5} for i, text in enumerate(["we", "all", "go", "home"])]
     write_jsonl(tmp_path / "videomme_v2" / "subtitle" / "001.jsonl", words)
-    text = catalogue.get("videomme_v2_sub").load(tmp_path)[0][0].sample.problem
+    text = load(catalogue.get("videomme_v2_sub"), tmp_path)[0][0].sample.problem
     head = (
         "<video>\nThese are the frames of a video. This video's subtitles are listed below:\nwe all go home\nQuestion:"
     )
@@ -173,4 +174,4 @@ def test_all_words_of_a_jsonl_file_stand_in_front(tmp_path: Path) -> None:
 def test_an_unknown_way_of_subtitles_is_an_error(tmp_path: Path) -> None:
     eval_official_files.write(tmp_path, "videomme")
     with pytest.raises(ValueError, match=r"subtitles='spoken'; use one of none, listed"):
-        catalogue.get("videomme", subtitles="spoken").load(tmp_path)
+        load(catalogue.get("videomme", subtitles="spoken"), tmp_path)

@@ -15,6 +15,7 @@ from datamodules.video.cache import VideoCache
 from datamodules.video.frame_folder import frame_files, read_frame_folder
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
+from eval.benchmarks.loading import load
 from eval.run.prepare import PrepareSettings
 
 FPS, COUNT = 3, 40
@@ -108,7 +109,7 @@ def test_episodic_reasoning_of_mvbench_is_asked_from_its_frames(tmp_path, frames
     record |= {"answer": "Rick", "start": 2.0, "end": 9.5}
     write_json(data / "json" / "episodic_reasoning.json", [record])
     folder = write_folder(data / "video/tvqa/frames_fps3_hq/castle_s01e01_clip_00", frames, suffix="jpg")
-    items, report = catalogue.get("mvbench").load(tmp_path)
+    items, report = load(catalogue.get("mvbench"), tmp_path)
     (item,) = [entry for entry in items if entry.uid == "mvbench:episodic_reasoning-0"]
     assert item.sample.videos == (MediaRef(str(folder), 2.0, 9.5),)
     assert item.folder_fps == FPS

@@ -159,10 +159,11 @@ def test_a_slice_covers_all_tasks_of_a_benchmark(tmp_path):
     from eval_official_files import mvbench
 
     from eval.benchmarks import catalogue
+    from eval.benchmarks.loading import load
     from eval.slices import evenly_spaced
 
     mvbench(tmp_path / "mvbench")
-    items, _ = catalogue.get("mvbench").load(tmp_path)
+    items, _ = load(catalogue.get("mvbench"), tmp_path)
     many = [item for item in items for _ in range(200)]  # 20 tasks of 200, as published
     assert [item.meta["_task"] for item in evenly_spaced(many, 40)[::2]] == [item.meta["_task"] for item in items]
     assert evenly_spaced(items, 20) == evenly_spaced(items, None) == items

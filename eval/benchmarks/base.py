@@ -10,44 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.benchmarks import loading, metrics
-from eval.benchmarks.comparison import compare
-from eval.benchmarks.drafts import Draft
-from eval.benchmarks.readers import Record, lookup
-from eval.benchmarks.source import Source
-from eval.benchmarks.types import (
-    BenchmarkItem,
-    Cell,
-    FileStatus,
-    LoadReport,
-    Mode,
-    Published,
-    RunInfo,
-    ScoredItem,
-    State,
-    Summary,
-)
+from eval.benchmarks import metrics
+from eval.benchmarks.drafts import Draft, gold_of, inline_options
+from eval.benchmarks.media import MediaFinder
+from eval.benchmarks.prompts import shared_template
+from eval.benchmarks.readers import Record
+from eval.benchmarks.source import Source, fill, lookup
+from eval.benchmarks.types import STATES, BenchmarkItem, Cell, Mode, Published, State
+from rewards.base import Score
 
 if TYPE_CHECKING:
-    from datamodules.video.spec import VideoSpec
-    from rewards.base import Score
     from rewards.router import RewardRouter
 
-__all__ = [
-    "Benchmark",
-    "BenchmarkItem",
-    "Cell",
-    "FileStatus",
-    "LoadReport",
-    "Mode",
-    "Published",
-    "RunInfo",
-    "ScoredItem",
-    "Summary",
-]
 Figures = tuple[dict[str, float | None], dict[str, dict[str, Cell]]]
 
 
@@ -66,8 +42,8 @@ class Judged:
 class Benchmark:
     """One benchmark, described by `conf/benchmark/<name>.yaml`.
 
-    Example: `items, report = benchmark.load("/data/eval")`, ask the model, `official, robust =
-    benchmark.score(item, response, router)`, then `benchmark.aggregate(scored).headline`.
+    Example: `items, report = loading.load(benchmark, "/data/eval")`, ask the model, `official, robust =
+    benchmark.score(item, response, router)`, then `comparison.summarise(benchmark, scored).headline`.
     """
 
     name: str
@@ -117,49 +93,43 @@ class Benchmark:
     notes: str = ""
     """What a reader of the figures has to know."""
 
-    def load(
-        self,
-        data_root: str | Path,
-        style: str = "official",
-        frame_policy: str = "official",
-        split: str | None = None,
-        limit: int | None = None,
-        source: str | None = None,
-        available_only: bool = False,
-        video_spec: VideoSpec | None = None,
-    ) -> tuple[list[BenchmarkItem], LoadReport]:
-        """Items of a split in the files' order, and what was found on disk.
-
-        Args:
-            data_root: folder that holds `<name>/` with the files as they were downloaded (or the files themselves).
-            style: prompt style: official, cot or qwen3vl.
-            frame_policy: official, qwen3vl or reference; matters here for subtitles, which follow the frames.
-            split: None = the default split.
-            limit: only the first `limit` items; the report is then partial.
-            source: official or reference; None = the first whose files are there.
-            available_only: leave out items whose media are missing; the report is then partial.
-            video_spec: how the videos are sampled, where subtitles follow the frames (`follows_frames`); None = as the
-                frame policy says, for Qwen3-VL.
-
-        Raises:
-            ValueError: the split or style is unknown, or no source's files are complete (the message lists them).
-        """
-        how = loading.Wording(style, frame_policy, video_spec)
-        return loading.load(self, Path(data_root), how, split or self.split, limit, source, available_only)
-
     @property
     def follows_frames(self) -> bool:
         """Whether the words of a question depend on which frames are shown."""
         return self.subtitles in ("listed", "interleaved")
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """The questions of a split; one per record unless a benchmark says otherwise."""
         for record in records:
-            yield loading.plain_draft(self, record, source, media)
+            yield self.draft(record, source, media)
+
+    def draft(self, record: Record, source: Source, media: MediaFinder) -> Draft:
+        """A question as the source's field names describe it."""
+        question = str(lookup(record, source.question) or "").strip()
+        texts = source.option_texts(record)
+        if source.options == "inline":
+            question, texts = inline_options(question)
+        answer, gold_ok = gold_of(lookup(record, source.answer), texts, source.answer_form)
+        return Draft(
+            uid=f"{self.name}:{fill(source.uid, record)}",
+            question=question,
+            answer=answer,
+            problem_type=self.problem_type,
+            texts=texts,
+            videos=(source.video(record, media),),
+            folder_fps=source.frame_rate(record),
+            meta=record,
+            gold_ok=gold_ok,
+        )
 
     def template(self, style: str, draft: Draft) -> str:
-        """Jinja text of a style for one question."""
-        return loading.template_of(self, style, draft)
+        """Jinja text of a style: the benchmark's own, else the shared one; qwen3vl's without an official text."""
+        own = self.prompts.get(style)
+        if isinstance(own, Mapping):
+            own = own.get(draft.problem_type, own.get("default"))
+        if own is not None:
+            return str(own)
+        return shared_template("qwen3vl" if style == "official" else style)
 
     def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
         """(official, robust) scores of a response; futures, because a judge or a sandbox takes its time.
@@ -170,21 +140,8 @@ class Benchmark:
 
     def state(self, item: BenchmarkItem, official: Score, robust: Score) -> State:
         """The state of an item that got a response."""
-        if item.needs_judge:
-            return {"ok": "ok", "unparsable": "unparsed"}.get(official.status, "not_judged")  # type: ignore[return-value]
-        states = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
-        return states.get(robust.status, "failed")  # type: ignore[return-value]
-
-    def aggregate(self, scored: Sequence[ScoredItem], run: RunInfo | None = None) -> Summary:
-        """All figures of a run. Failed items count 0, items that were not judged are in no denominator.
-
-        Args:
-            scored: one entry per item.
-            run: settings of the run; without them nothing is comparable with published figures.
-        """
-        headline, tables = self.figures([self._judged(entry, "official") for entry in scored])
-        robust_headline, robust_tables = self.figures([self._judged(entry, "robust") for entry in scored])
-        return compare(self, scored, run or RunInfo(), headline, tables, robust_headline, robust_tables)
+        verdict = official if item.needs_judge else robust
+        return STATES.get(verdict.status, "not_judged" if item.needs_judge else "failed")
 
     def figures(self, judged: Sequence[Judged]) -> Figures:
         """(headline metrics, tables) of one extraction: the mean over items or groups, and a table per subgroup."""
@@ -208,10 +165,6 @@ class Benchmark:
             tables[name] = metrics.table(pairs)
         return {name: cells for name, cells in tables.items() if cells or name == self.macro_over}
 
-    def status(self, data_root: str | Path) -> list[FileStatus]:
-        """Per split: which files are on this disk."""
-        return [loading.file_status(self, Path(data_root), split) for split in self.expected]
-
     def files(self, split: str | None = None) -> dict[str, list[str]]:
         """Source -> annotation files of a split, relative to `<data_root>/<name>`; alternatives are joined by "or"."""
         return {
@@ -219,15 +172,6 @@ class Benchmark:
             for source in self.sources
             if (split or self.split) in source.files
         }
-
-    def _judged(self, entry: ScoredItem, mode: Mode) -> Judged:
-        score = entry.official if mode == "official" else entry.robust
-        if entry.state == "failed":
-            return Judged(entry.item, 0.0, None, entry.response)
-        if score is None or score.status == "not_judged" or (entry.item.needs_judge and not score.has_verdict):
-            return Judged(entry.item, None, score, entry.response)
-        value = score.accuracy if score.status == "ok" else 0.0
-        return Judged(entry.item, value, score, entry.response)
 
 
 def _spelled(name: Any) -> str:
@@ -250,8 +194,6 @@ def submit(
         mode: official or robust.
         changes: arguments of `RewardRouter.submit` that differ from the item's.
     """
-    from rewards.base import Score
-
     sample = item.sample
     fields: dict[str, Any] = {str(key): value for key, value in sample.extra.items()}
     fields |= {"question": fields.get("question", sample.problem), "uid": item.uid}

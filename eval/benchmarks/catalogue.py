@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import yaml
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 
 from datamodules.common.places import option_files
-
-if TYPE_CHECKING:
-    from eval.benchmarks.base import Benchmark
+from eval.benchmarks.base import Benchmark
 
 
 def names(variants: bool = True) -> list[str]:
@@ -25,9 +27,6 @@ def get(name: str, **overrides: Any) -> Benchmark:
     Raises:
         ValueError: there is none of that name (the message names the nearest), or its YAML does not fit.
     """
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
     try:
         return instantiate({**_raw(name), **overrides}, _convert_="all")
     except InstantiationException as error:
@@ -46,16 +45,17 @@ def select(wanted: str | Sequence[str]) -> list[str]:
     return chosen
 
 
-def _raw(name: str) -> dict[str, Any]:
+def _raw(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """Content of the YAML; `base: other` takes everything that is not said here from another benchmark."""
-    import yaml
-
-    content = yaml.safe_load(_path(name).read_text(encoding="utf-8"))
+    path = _path(name)
+    if name in above:
+        raise ValueError(f"{path}: base: {' -> '.join((*above, name))} is a circle")
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(content, Mapping):
-        raise ValueError(f"{_path(name)} does not hold a mapping")
+        raise ValueError(f"{path} does not hold a mapping")
     values = dict(content)
     base = values.pop("base", None)
-    return {**_raw(base), **values} if base else values
+    return {**_raw(base, (*above, name)), **values} if base else values
 
 
 def _path(name: str) -> Path:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from eval.benchmarks.types import Cell, Published, RunInfo, ScoredItem, Summary
-
-if TYPE_CHECKING:
-    from eval.benchmarks.base import Benchmark
-
-Headline = Mapping[str, float | None]
-Tables = Mapping[str, Mapping[str, Cell]]
+from eval.benchmarks.base import Benchmark, Judged
+from eval.benchmarks.types import Published, RunInfo, ScoredItem, Summary
+from rewards.base import Score
 
 
-def compare(
-    benchmark: Benchmark,
-    scored: Sequence[ScoredItem],
-    run: RunInfo,
-    headline: Headline,
-    tables: Tables,
-    robust_headline: Headline,
-    robust_tables: Tables,
-) -> Summary:
-    """The summary of a run."""
+def summarise(benchmark: Benchmark, scored: Sequence[ScoredItem], run: RunInfo | None = None) -> Summary:
+    """All figures of a run. Failed items count 0, items that were not judged are in no denominator.
+
+    Args:
+        benchmark: computes them.
+        scored: one entry per item.
+        run: settings of the run; without them nothing is comparable with published figures.
+    """
+    run = run or RunInfo()
+    headline, tables = benchmark.figures([_judged(entry, entry.official) for entry in scored])
+    robust_headline, robust_tables = benchmark.figures([_judged(entry, entry.robust) for entry in scored])
     report = run.report
     split = report.split if report else benchmark.split
     expected = report.expected_n if report and report.expected_n is not None else benchmark.expected.get(split)
@@ -38,9 +34,9 @@ def compare(
     return Summary(
         benchmark=benchmark.name,
         split=split,
-        headline=dict(headline),
+        headline=headline,
         tables=tables,
-        robust_headline=dict(robust_headline),
+        robust_headline=robust_headline,
         robust_tables=robust_tables,
         counts=counts,
         comparable=not reason,
@@ -51,11 +47,20 @@ def compare(
     )
 
 
+def _judged(entry: ScoredItem, score: Score | None) -> Judged:
+    """An item as the figures of one reading of its response see it."""
+    if entry.state == "failed":
+        return Judged(entry.item, 0.0, None, entry.response)
+    if score is None or score.status == "not_judged" or (entry.item.needs_judge and not score.has_verdict):
+        return Judged(entry.item, None, score, entry.response)
+    return Judged(entry.item, score.accuracy if score.status == "ok" else 0.0, score, entry.response)
+
+
 def _reason(
     benchmark: Benchmark,
     run: RunInfo,
     split: str,
-    headline: Headline,
+    headline: Mapping[str, float | None],
     published: Published | None,
     is_partial: bool,
     counts: Mapping[str, int],

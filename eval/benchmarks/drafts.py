@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from datamodules.types import MediaRef
+from rewards.extract.choice import fold
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LETTERED = re.compile(r"\s*[(\[]?([A-Z])\s*[.:)\]]+\s*(.*)", re.S)
@@ -90,7 +92,7 @@ def option_texts(value: Any) -> tuple[str, ...]:
     elif isinstance(value, Sequence):
         texts = [str(text).strip() for text in value if text is not None]
     else:
-        raise ValueError(f"options {value!r} are no list, mapping or text")
+        raise ValueError(f"options {value!r} are not a list, a mapping or a text")
     if len(texts) > len(LETTERS):
         raise ValueError(f"{len(texts)} options: at most {len(LETTERS)} can be lettered")
     matches = [_LETTERED.fullmatch(text) for text in texts]
@@ -140,11 +142,23 @@ def gold_letter(answer: Any, texts: Sequence[str], form: str = "auto") -> str:
         if match and match.group(1).upper() in letters:
             return match.group(1).upper()
     if form in ("auto", "text"):
-        wanted = _fold(text)
-        same = [letter for letter, option in zip(letters, texts, strict=True) if _fold(option) == wanted]
-        if wanted and same:
-            return same[0]
+        folded = [fold(option) for option in texts]
+        if text in texts:
+            return letters[texts.index(text)]
+        if fold(text) in filter(None, folded):
+            return letters[folded.index(fold(text))]
     raise ValueError(f"the gold answer {answer!r} is none of {', '.join(letters) or 'no options'}")
+
+
+def gold_of(answer: Any, texts: Sequence[str] = (), form: str = "plain") -> tuple[str, bool]:
+    """(gold answer, whether it is one). Without options, or as `plain`, it is taken as it is."""
+    if form != "plain" and texts:
+        try:
+            return gold_letter(answer, texts, form), True
+        except ValueError:
+            return strip_tags(answer), False
+    text = strip_tags(answer)
+    return text, bool(text)
 
 
 def strip_tags(answer: Any) -> str:
@@ -155,9 +169,6 @@ def strip_tags(answer: Any) -> str:
 
 def _literal(text: str) -> Any:
     """A list or mapping written as JSON or as Python text, as cells of TSV files hold them."""
-    import ast
-    import json
-
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -166,8 +177,3 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"options {text[:80]!r} are neither JSON nor a list") from error
-
-
-def _fold(text: str) -> str:
-    text = re.sub(r"\s+", " ", unicodedata.normalize("NFKC", text).casefold())
-    return text.strip(" .,;:!?\"'()")

@@ -10,16 +10,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from datamodules.errors import MediaError
 from datamodules.types import MediaRef
-from eval.benchmarks import loading, metrics
+from datamodules.video.probe import probe
+from datamodules.video.spec import VideoInfo
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft
-from eval.benchmarks.readers import Record, lookup
-from eval.benchmarks.source import Source, fill
+from eval.benchmarks.media import MediaFinder
+from eval.benchmarks.readers import Record
+from eval.benchmarks.source import Source, fill, lookup
 from eval.benchmarks.types import BenchmarkItem
+from rewards.base import Score
+from rewards.extract.sections import read_answer
+from rewards.extract.structured import find_structure
+from rewards.geometry import frame_size, interval_iou, to_pixels
+from rewards.tasks.spatial_temporal import SpatialTemporalGrounding, read_tube
 
 if TYPE_CHECKING:
-    from rewards.base import Score
     from rewards.router import RewardRouter
 
 
@@ -33,16 +41,21 @@ class CharadesSTA(Benchmark):
 
     thresholds: Sequence[float] = (0.3, 0.5, 0.7)
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
-        """One per sentence; the gold is "[start, end]" in seconds."""
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
+        """One per sentence; the gold is a list, its text, or `{"time": [start, end]}` inside any text, in seconds."""
         for record in records:
-            interval = _interval(lookup(record, source.answer))
-            draft = loading.plain_draft(self, record, source, media)
-            yield replace(draft, answer=json.dumps(interval) if interval else "", gold_ok=interval is not None)
+            gold = lookup(record, source.answer)
+            if not isinstance(gold, (list, tuple)):
+                text = str(gold)
+                match = re.search(r"\[\s*([\d.]+)\s*,\s*([\d.]+)\s*\]", text) or re.search(r"([\d.]+)\s+([\d.]+)", text)
+                gold = match.groups() if match else ()
+            interval = [float(time) for time in gold] if len(gold) == 2 else []
+            draft = self.draft(record, source, media)
+            yield replace(draft, answer=json.dumps(interval) if interval else "", gold_ok=bool(interval))
 
     def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
         """IoU by the sentence parser, or by the strict JSON parser where the answer is JSON; and the robust IoU."""
-        kind = "temporal grounding (json)" if "{" in strip_thinking(response) else "temporal grounding"
+        kind = "temporal grounding (json)" if "{" in read_answer(response).text else "temporal grounding"
         return submit(self, item, response, router, "official", problem_type=kind), submit(
             self, item, response, router, "robust"
         )
@@ -52,15 +65,6 @@ class CharadesSTA(Benchmark):
         ious = [entry.value for entry in judged]
         recalls = {f"R1@{t:g}": metrics.recall_at(ious, t) for t in self.thresholds}
         return {"mIoU": metrics.mean(ious).value, **recalls}, self.subgroup_tables(judged)
-
-
-def _interval(answer: Any) -> list[float] | None:
-    """[start, end] of a list, of its text, or of `{"time": [start, end]}` inside any text."""
-    if isinstance(answer, (list, tuple)) and len(answer) == 2:
-        return [float(x) for x in answer]
-    text = str(answer)
-    match = re.search(r"\[\s*([\d.]+)\s*,\s*([\d.]+)\s*\]", text) or re.search(r"([\d.]+)\s+([\d.]+)", text)
-    return [float(match.group(1)), float(match.group(2))] if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +78,15 @@ class STVG(Benchmark):
 
     thresholds: Sequence[float] = (0.3, 0.5)
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """One per question; without a frame size the answer's coordinates are taken as pixels."""
         for record in records:
             if isinstance(record.get("meta"), Mapping):
                 yield _official_draft(self, record, source, media)
             else:
-                draft = loading.plain_draft(self, record, source, media)
-                yield replace(draft, extra=coordinates(_size(draft.videos[0].path)))
+                draft = self.draft(record, source, media)
+                info = video_info(draft.videos[0].path)
+                yield replace(draft, extra=coordinates(info and (info.width, info.height)))
 
     def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
         """vIoU after converting the answer's boxes to pixels (official), and tIoU and mean IoU (robust)."""
@@ -100,10 +105,6 @@ class STVG(Benchmark):
 
 def tube_ious(entry: Judged) -> tuple[float | None, float | None]:
     """(tIoU, vIoU) of one item, both from the response, so that either extraction has both."""
-    from rewards.extract.structured import find_structure
-    from rewards.geometry import interval_iou
-    from rewards.tasks.spatial_temporal import SpatialTemporalGrounding, read_tube
-
     if entry.value is None:
         return None, None
     if entry.score is None or entry.score.status == "error":
@@ -112,29 +113,18 @@ def tube_ious(entry: Judged) -> tuple[float | None, float | None]:
         return entry.score.parts["tiou"], entry.score.parts["miou"]
     sample = entry.item.sample
     gold_time, gold_boxes = read_tube(find_structure(sample.answer))
-    time, boxes = read_tube(find_structure(strip_thinking(entry.response)))
+    time, boxes = read_tube(find_structure(read_answer(entry.response).text))
     tiou = interval_iou(time, gold_time) if time and gold_time else 0.0
     if not gold_boxes:
         return tiou, entry.value
     return tiou, SpatialTemporalGrounding().mean_iou(boxes, gold_boxes, sample.extra)
 
 
-def strip_thinking(response: str) -> str:
-    """The part of a response that counts as its answer."""
-    from rewards.extract.sections import read_answer
-
-    return read_answer(response).text
-
-
 def pixel_answer(response: str, fields: Mapping[str, Any]) -> str:
     """The response as JSON with its boxes in pixels; unchanged where it holds no boxes or is in pixels already."""
-    from rewards.extract.structured import find_structure
-    from rewards.geometry import frame_size, to_pixels
-    from rewards.tasks.spatial_temporal import read_tube
-
     if fields.get("answer_coordinates") != "relative1000":
         return response
-    time, boxes = read_tube(find_structure(strip_thinking(response)))
+    time, boxes = read_tube(find_structure(read_answer(response).text))
     if not boxes:
         return response
     size = frame_size(fields)
@@ -142,30 +132,28 @@ def pixel_answer(response: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"time": list(time) if time else [], "boxes": pixels})
 
 
-def _size(path: str) -> tuple[int, int] | None:
-    from datamodules.errors import MediaError
-    from datamodules.video.probe import probe
-
+def video_info(path: str) -> VideoInfo | None:
+    """Frames, rate and size of a video; None when it is missing or damaged."""
     try:
-        info = probe(path)
+        return probe(path)
     except MediaError:
         return None
-    return info.width, info.height
 
 
-def _official_draft(benchmark: Benchmark, record: Record, source: Source, media: loading.MediaFinder) -> Draft:
+def _official_draft(benchmark: Benchmark, record: Record, source: Source, media: MediaFinder) -> Draft:
     """An ST-Align record: frame numbers become seconds, boxes (x, y, w, h) per frame become corners per second.
 
     Without the video the frame rate is unknown, and so is the gold.
     """
     meta = record["meta"]
-    video = loading.video_of(record, source, media)
-    fps = _frame_rate(video.path)
+    video = source.video(record, media)
+    info = video_info(video.path)
     question = re.sub(r"<(?:video|image)>\n?", "", str(record["conversations"][0]["value"])).strip()
-    gold, split = "", (None, None)
-    if fps is not None:
+    gold, start, end = "", None, None
+    if info is not None:
+        fps = info.fps
         first, last = (float(meta["time_token"][key]) for key in ("<s>", "<e>"))
-        split = (float(meta["split"][0]) / fps, float(meta["split"][1]) / fps)
+        start, end = (float(frame) / fps for frame in meta["split"])
         boxes = meta["spatial_token"].get("<bboxes>") or {}
         seconds = range(math.ceil(first / fps), math.floor(last / fps) + 1)
         corners = {
@@ -180,7 +168,7 @@ def _official_draft(benchmark: Benchmark, record: Record, source: Source, media:
         question=question,
         answer=gold,
         problem_type=benchmark.problem_type,
-        videos=(MediaRef(video.path, *split),),
+        videos=(MediaRef(video.path, start, end),),
         meta=record,
         extra=coordinates((int(meta["width"]), int(meta["height"]))),
         gold_ok=bool(gold),
@@ -191,19 +179,4 @@ def coordinates(size: tuple[int, int] | None) -> dict[str, Any]:
     """What the scorer has to know about boxes: golds are pixels, answers 0 to 1000 where the frame size is known."""
     if size is None:
         return {"gold_coordinates": "pixel", "answer_coordinates": "pixel"}
-    return {
-        "gold_coordinates": "pixel",
-        "answer_coordinates": "relative1000",
-        "width": size[0],
-        "height": size[1],
-    }
-
-
-def _frame_rate(path: str) -> float | None:
-    from datamodules.errors import MediaError
-    from datamodules.video.probe import probe
-
-    try:
-        return probe(path).fps
-    except MediaError:
-        return None
+    return {"gold_coordinates": "pixel", "answer_coordinates": "relative1000", "width": size[0], "height": size[1]}

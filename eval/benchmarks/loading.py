@@ -4,107 +4,89 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from datamodules.types import MediaRef, Sample
-from datamodules.video.frame_folder import is_frame_folder
+from datamodules.types import Sample
+from datamodules.video.spec import VideoSpec
 from eval.benchmarks import prompts
-from eval.benchmarks.drafts import Draft, gold_letter, inline_options, option_texts, strip_tags
-from eval.benchmarks.readers import Record, lookup
-from eval.benchmarks.source import Source, fill
+from eval.benchmarks.base import Benchmark
+from eval.benchmarks.drafts import Draft
+from eval.benchmarks.frame_policy import frame_options
+from eval.benchmarks.media import MediaFinder
+from eval.benchmarks.readers import Record
+from eval.benchmarks.source import Source
+from eval.benchmarks.subtitles import place_subtitles
 from eval.benchmarks.types import BenchmarkItem, FileStatus, LoadReport
-
-if TYPE_CHECKING:
-    from datamodules.video.spec import VideoSpec
-    from eval.benchmarks.base import Benchmark
-
-
-@dataclass(frozen=True)
-class Wording:
-    """What decides how a question is put to the model."""
-
-    style: str = "official"
-    frame_policy: str = "official"
-    video_spec: VideoSpec | None = None
-    """How the videos are sampled; None = as the frame policy says, for Qwen3-VL."""
-
-
-class MediaFinder:
-    """Finds media below the benchmark's folders and remembers what is missing.
-
-    Args:
-        folders: tried in order; a file that is in none is expected in the first.
-    """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self.folders = tuple(folders)
-        self.missing: set[str] = set()
-        self.num_without_subtitles = 0
-        self.broken_subtitles: list[str] = []
-        self._known: dict[str, Path | None] = {}
-        self._sizes: dict[str, int] = {}
-
-    def find(self, relative: str) -> Path | None:
-        """The file (or folder of frames), or None. `videos/` in front of the path and its plain name are tried too."""
-        if relative not in self._known:
-            clean = relative.removeprefix("./")
-            places = dict.fromkeys([clean, f"videos/{clean}", Path(clean).name, f"videos/{Path(clean).name}"])
-            self._known[relative] = next(
-                (folder / p for folder in self.folders for p in places if p and _is_medium(folder / p)), None
-            )
-        return self._known[relative]
-
-    def place(self, candidates: Sequence[str]) -> str:
-        """Absolute path of the first candidate that exists; else where the first is expected, noted as missing."""
-        for candidate in candidates:
-            if found := self.find(candidate):
-                return str(found)
-        expected = str(self.folders[0] / candidates[0].removeprefix("./"))
-        self.missing.add(expected)
-        return expected
-
-    def size(self, path: str) -> int:
-        """Bytes of a file or of all files of a folder; 0 when there is none."""
-        if path not in self._sizes:
-            place = Path(path)
-            files = place.iterdir() if place.is_dir() else [place]
-            self._sizes[path] = sum(file.stat().st_size for file in files if file.is_file())
-        return self._sizes[path]
-
-
-def _is_medium(path: Path) -> bool:
-    return path.is_file() or is_frame_folder(path)
-
-
-def folders(benchmark: Benchmark, root: Path) -> tuple[Path, ...]:
-    """Where a benchmark's files may lie: its folder, that of the benchmark it is a variant of, the root itself."""
-    names = [benchmark.name, *([benchmark.variant_of] if benchmark.variant_of else [])]
-    return (*(root / name for name in names), root)
 
 
 def load(
     benchmark: Benchmark,
-    root: Path,
-    how: Wording,
-    split: str,
-    limit: int | None,
-    source_name: str | None,
-    available_only: bool,
+    data_root: str | Path,
+    style: str = "official",
+    frame_policy: str = "official",
+    split: str | None = None,
+    limit: int | None = None,
+    source: str | None = None,
+    available_only: bool = False,
+    video_spec: VideoSpec | None = None,
 ) -> tuple[list[BenchmarkItem], LoadReport]:
-    """See `Benchmark.load`."""
-    source, paths = _choose(benchmark, root, split, source_name)
-    media = MediaFinder(folders(benchmark, root))
-    drafts, repeated = _unique(_drafted(benchmark, source, paths, media))
+    """Items of a split in the files' order, and what was found on disk.
+
+    Args:
+        benchmark: what is loaded.
+        data_root: folder that holds `<name>/` with the files as they were downloaded (or the files themselves).
+        style: prompt style: official, cot or qwen3vl.
+        frame_policy: official, qwen3vl or reference; matters here for subtitles, which follow the frames.
+        split: None = the default split.
+        limit: only the first `limit` items; the report is then partial.
+        source: official or reference; None = the first whose files are there.
+        available_only: leave out items whose media are missing; the report is then partial.
+        video_spec: how the videos are sampled, where subtitles follow the frames (`follows_frames`); None = as the
+            frame policy says, for Qwen3-VL.
+
+    Raises:
+        ValueError: the split or style is unknown, or no source's files are complete (the message lists them).
+    """
+    root, split = Path(data_root), split or benchmark.split
+    if video_spec is None and benchmark.follows_frames:
+        video_spec = VideoSpec(**frame_options(frame_policy, benchmark.frames))
+    chosen, paths = _choose(benchmark, root, split, source)
+    media = MediaFinder(_folders(benchmark, root))
+    drafts, repeated = _unique(_drafted(benchmark, chosen, paths, media))
     num_all = len(drafts)
     if available_only:
         drafts = [d for d in drafts if not any(m.path in media.missing for m in (*d.videos, *d.images))]
     drafts = drafts if limit is None else drafts[:limit]
-    items = [build_item(benchmark, draft, how, media) for draft in drafts]
-    report = _report(benchmark, split, source, paths, drafts, num_all, media, how.style)
-    return items, replace(report, duplicates=tuple(repeated))
+    items = [_item(benchmark, draft, style, video_spec, media) for draft in drafts]
+    notes = _notes(benchmark, split, chosen, drafts, num_all, media, style)
+    expected = benchmark.expected[split]
+    needed = {m.path for d in drafts for m in itertools.chain(d.videos, d.images)}
+    return items, LoadReport(
+        benchmark=benchmark.name,
+        split=split,
+        source=chosen.name,
+        files=tuple(str(path) for path in paths),
+        expected_n=expected,
+        n=len(drafts),
+        duplicates=tuple(repeated),
+        gold_missing=tuple(d.uid for d in drafts if not d.gold_ok),
+        missing_media=tuple(sorted(media.missing & needed)),
+        is_partial=len(drafts) < max(num_all, chosen.expected.get(split) or 0, expected or 0),
+        notes=tuple(notes),
+    )
+
+
+def file_status(benchmark: Benchmark, data_root: str | Path) -> list[FileStatus]:
+    """Per split: which files are on this disk."""
+    return [_split_status(benchmark, Path(data_root), split) for split in benchmark.expected]
+
+
+def _folders(benchmark: Benchmark, root: Path) -> tuple[Path, ...]:
+    """Where a benchmark's files may lie: its folder, that of the benchmark it is a variant of, the root itself."""
+    return (*(root / name for name in (benchmark.name, benchmark.variant_of) if name), root)
 
 
 def _drafted(benchmark: Benchmark, source: Source, paths: Sequence[Path], media: MediaFinder) -> Iterator[Draft]:
@@ -134,7 +116,7 @@ def _choose(benchmark: Benchmark, root: Path, split: str, wanted: str | None) ->
         raise ValueError(f"{benchmark.name} has no source {wanted!r} for its split {split}; it has {known}")
     lacking = []
     for source in chosen:
-        found, missing = source.find(folders(benchmark, root), split)
+        found, missing = source.find(_folders(benchmark, root), split)
         if found and not missing:
             return source, found
         lacking.append(f"{source.name}: {', '.join(missing)}")
@@ -143,59 +125,6 @@ def _choose(benchmark: Benchmark, root: Path, split: str, wanted: str | None) ->
         f"{'; '.join(lacking)}. "
         f"`python scripts/prepare_benchmarks.py {benchmark.name} --data-root {root}` fetches them or says how"
     )
-
-
-def plain_draft(benchmark: Benchmark, record: Record, source: Source, media: MediaFinder) -> Draft:
-    """A question as the source's field names describe it."""
-    question = str(lookup(record, source.question) or "").strip()
-    if source.options == "inline":
-        question, texts = inline_options(question)
-    else:
-        texts = _texts(record, source)
-    answer, gold_ok = gold_of(lookup(record, source.answer), texts, source.answer_form)
-    return Draft(
-        uid=f"{benchmark.name}:{fill(source.uid, record)}",
-        question=question,
-        answer=answer,
-        problem_type=benchmark.problem_type,
-        texts=texts,
-        videos=(video_of(record, source, media),),
-        folder_fps=source.frame_rate(record),
-        meta=record,
-        gold_ok=gold_ok,
-    )
-
-
-def _texts(record: Record, source: Source) -> tuple[str, ...]:
-    if source.options is None:
-        return ()
-    if isinstance(source.options, str):
-        return option_texts(lookup(record, source.options))
-    columns = [lookup(record, name) for name in source.options]
-    return option_texts([value for value in columns if value is not None and value != source.absent_option])
-
-
-def gold_of(answer: Any, texts: Sequence[str], form: str) -> tuple[str, bool]:
-    """(gold answer, whether it is one). Without options it is taken as it is."""
-    if form == "plain" or not texts:
-        text = strip_tags(answer)
-        return text, bool(text)
-    try:
-        return gold_letter(answer, texts, form), True
-    except ValueError:
-        return strip_tags(answer), False
-
-
-def video_of(record: Record, source: Source, media: MediaFinder) -> MediaRef:
-    """The record's video with start and end; a ready-cut clip is used whole."""
-    whole = [path for pattern in source.media if (path := fill(pattern, record))]
-    if not any(media.find(path) for path in whole):
-        for path in (fill(pattern, record) for pattern in source.precut):
-            if found := media.find(path):
-                return MediaRef(str(found))
-    times = [lookup(record, name) if name else None for name in (source.start, source.end)]
-    start, end = (None if time in (None, "") else float(time) for time in times)
-    return MediaRef(media.place(whole or ["(no video is named)"]), start, end)
 
 
 def _unique(drafts: Iterable[Draft]) -> tuple[list[Draft], list[str]]:
@@ -211,39 +140,28 @@ def _unique(drafts: Iterable[Draft]) -> tuple[list[Draft], list[str]]:
     return out, repeated
 
 
-def template_of(benchmark: Benchmark, style: str, draft: Draft) -> str:
-    """The benchmark's own text for a style, else the shared one; without an official text qwen3vl's is used."""
-    own = benchmark.prompts.get(style)
-    if isinstance(own, Mapping):
-        own = own.get(draft.problem_type, own.get("default"))
-    if own is not None:
-        return str(own)
-    return prompts.shared_template("qwen3vl" if style == "official" else style)
-
-
-def build_item(benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFinder) -> BenchmarkItem:
+def _item(
+    benchmark: Benchmark, draft: Draft, style: str, video_spec: VideoSpec | None, media: MediaFinder
+) -> BenchmarkItem:
     """Word one question and pack it up."""
-    videos, tags, subtitles, options = draft.videos, None, "", {}
+    tags: str | None = None
+    videos, subtitles, options = draft.videos, "", dict[str, Any]()
     if benchmark.subtitles != "none":
-        from eval.benchmarks.subtitles import place_subtitles
-
-        videos, tags, subtitles, options = place_subtitles(benchmark, draft, how, media)
-    text = prompts.render(benchmark.template(how.style, draft), draft, media=tags, subtitles=subtitles)
-    kinds = {"video": bool(videos), "image": bool(draft.images)}
-    data_type = "mixed" if all(kinds.values()) else next((k for k, used in kinds.items() if used), "text")
+        videos, tags, subtitles, options = place_subtitles(benchmark, draft, video_spec, media)
+    text = prompts.render(benchmark.template(style, draft), draft, media=tags, subtitles=subtitles)
     sample = Sample(
         uid=draft.uid,
         problem=text,
         answer=draft.answer,
         problem_type=draft.problem_type,
-        data_type=data_type,  # type: ignore[arg-type]
+        data_type="mixed" if videos and draft.images else "video" if videos else "image" if draft.images else "text",
         options=draft.options,
         images=draft.images,
         videos=videos,
         data_source=benchmark.name,
         extra={"question": draft.question, **draft.extra},
     )
-    official = how.style == "official"
+    official = style == "official"
     return BenchmarkItem(
         uid=draft.uid,
         sample=sample,
@@ -257,18 +175,18 @@ def build_item(benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFin
     )
 
 
-def _report(
+def _notes(
     benchmark: Benchmark,
     split: str,
     source: Source,
-    paths: Sequence[Path],
     drafts: Sequence[Draft],
     num_all: int,
     media: MediaFinder,
     style: str,
-) -> LoadReport:
+) -> list[str]:
+    """What a reader of the figures has to know about the questions, one sentence each."""
     expected = benchmark.expected[split]
-    notes = []
+    notes: list[str] = []
     in_file = source.expected.get(split, expected)
     if in_file is not None and num_all != in_file:
         notes.append(f"{num_all} questions in the files, {in_file} were expected")
@@ -287,28 +205,18 @@ def _report(
         notes.append(f"{media.num_without_subtitles} questions have no subtitle file; they are asked without subtitles")
     if broken := media.broken_subtitles:
         notes.append(f"{len(broken)} questions are asked without subtitles, their file is damaged: {broken[0]}")
-    needed = {m.path for d in drafts for m in itertools.chain(d.videos, d.images)}
-    return LoadReport(
-        benchmark=benchmark.name,
-        split=split,
-        source=source.name,
-        files=tuple(str(path) for path in paths),
-        expected_n=expected,
-        n=len(drafts),
-        gold_missing=tuple(d.uid for d in drafts if not d.gold_ok),
-        missing_media=tuple(sorted(media.missing & needed)),
-        is_partial=len(drafts) < max(num_all, in_file or 0, expected or 0),
-        notes=tuple(notes),
-    )
+    return notes
 
 
-def file_status(benchmark: Benchmark, root: Path, split: str) -> FileStatus:
+def _split_status(benchmark: Benchmark, root: Path, split: str) -> FileStatus:
     """What lies on this disk of one split."""
-    chosen, found, missing = None, [], []
+    chosen: str | None = None
+    found: list[Path] = []
+    missing: list[str] = []
     for source in benchmark.sources:
         if split in source.files:
             try:
-                here, names = source.find(folders(benchmark, root), split)
+                here, names = source.find(_folders(benchmark, root), split)
                 absent = [f"{benchmark.name}/{name}" for name in names]
             except ValueError as error:  # what is there is damaged
                 here, absent = [], [str(error)]

@@ -57,19 +57,6 @@ def recall_at(ious: Iterable[Value], threshold: float) -> Value:
     return mean(None if iou is None else float(iou >= threshold) for iou in ious).value
 
 
-def accuracy_with_failures(values: Sequence[Value], failed: int) -> dict[str, Value]:
-    """Accuracy over everything, over what was answered, and the share that was answered; all in percent.
-
-    Args:
-        values: verdicts of the answered items.
-        failed: items without an answer; they count 0.
-    """
-    total = len(values) + failed
-    coverage = 100.0 * len(values) / total if total else None
-    everything = mean([*values, *([0.0] * failed)]).value
-    return {"accuracy": everything, "accuracy_on_answered": mean(values).value, "coverage": coverage}
-
-
 def all_correct(pairs: Iterable[tuple[Any, Value]]) -> Cell:
     """Share of questions of which every part is right (VideoMathQA's MBin); a question with an unjudged part is out."""
     groups: dict[Any, list[Value]] = defaultdict(list)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from datamodules.types import MediaRef
-from eval.benchmarks import loading, metrics
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
-from eval.benchmarks.drafts import LETTERS, Draft
+from eval.benchmarks.drafts import Draft
+from eval.benchmarks.media import MediaFinder
 from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source, fill
 
@@ -25,43 +24,23 @@ class OVOBench(Benchmark):
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Category -> its tasks."""
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """One per entry of the backward and real-time tasks, one per query of the forward tasks."""
         for record in records:
+            task = str(record["ovo_task" if "ovo_task" in record else "task"])
+            record |= {"task": task, "category": self._category(task)}
+            queries = record.pop("test_info", None)
             if source.name != "official":
-                yield self._reference_draft(record, source, media)
-                continue
-            queries = record.get("test_info")
-            if not queries:
-                yield self._choice_draft(record, source, media)
-                continue
-            for index, query in enumerate(queries):
-                rest = {key: value for key, value in record.items() if key != "test_info"}
-                yield self._forward_draft({**rest, **query, "test_index": index}, source, media)
+                kind = record["problem_type"] if task in ("REC", "SSR", "CRR") else self.problem_type
+                yield replace(self.draft(record, source, media), problem_type=kind)
+            elif queries:
+                for index, query in enumerate(queries):
+                    yield self._forward_draft({**record, **query, "test_index": index}, source, media)
+            else:
+                draft = self.draft(_cut(record, record["id"]), source, media)
+                yield replace(draft, answer=draft.answer if draft.gold_ok else "", meta=record)
 
-    def _reference_draft(self, record: Record, source: Source, media: loading.MediaFinder) -> Draft:
-        draft = loading.plain_draft(self, record, source, media)
-        task = str(record["ovo_task"])
-        meta = {**record, "task": task, "category": self._category(task)}
-        kind = record["problem_type"] if task in ("REC", "SSR", "CRR") else self.problem_type
-        return replace(draft, problem_type=kind, meta=meta)
-
-    def _choice_draft(self, record: Record, source: Source, media: loading.MediaFinder) -> Draft:
-        texts = tuple(str(option) for option in record["options"])
-        gold = record.get("gt")
-        known = isinstance(gold, int) and 0 <= gold < len(texts)
-        return Draft(
-            uid=f"{self.name}:{fill(source.uid, record)}",
-            question=str(record["question"]),
-            answer=LETTERS[gold] if known else "",
-            problem_type=self.problem_type,
-            texts=texts,
-            videos=(_until(record, f"{record['id']}.mp4", source, media),),
-            meta={**record, "category": self._category(record["task"])},
-            gold_ok=known,
-        )
-
-    def _forward_draft(self, record: Record, source: Source, media: loading.MediaFinder) -> Draft:
+    def _forward_draft(self, record: Record, source: Source, media: MediaFinder) -> Draft:
         task, index = str(record["task"]), record["test_index"]
         if task == "REC":
             question, answer = f"How many times did they {record['activity']}?", str(record["count"])
@@ -73,8 +52,8 @@ class OVOBench(Benchmark):
             question=question,
             answer=answer,
             problem_type=task,
-            videos=(_until(record, f"{record['id']}_{index}.mp4", source, media),),
-            meta={**record, "category": self._category(task)},
+            videos=(source.video(_cut(record, f"{record['id']}_{index}"), media),),
+            meta=record,
         )
 
     def _category(self, task: str) -> str:
@@ -88,11 +67,6 @@ class OVOBench(Benchmark):
         return {"total": means.pop("total"), **means, "micro": micro}, tables
 
 
-def _until(record: Mapping[str, Any], chunk: str, source: Source, media: loading.MediaFinder) -> MediaRef:
-    """The source video up to the time of the query; without it the chunk that is cut there already."""
-    whole = [path for pattern in source.media if (path := fill(pattern, record))]
-    if not any(media.find(path) for path in whole):
-        for folder in ("chunked_videos/", ""):
-            if found := media.find(folder + chunk):
-                return MediaRef(str(found))
-    return MediaRef(media.place(whole), None, float(record["realtime"]))
+def _cut(record: Record, chunk: str) -> Record:
+    """The record with the name of its ready-made chunk and the time of the query, at which the video ends."""
+    return {**record, "chunk": chunk, "realtime": float(record["realtime"])}

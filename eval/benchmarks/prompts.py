@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
 
 from eval.benchmarks.drafts import Draft, letter_list
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 STYLES = ("official", "cot", "qwen3vl")
 _FOLDER = Path(__file__).parent / "templates"
@@ -66,8 +66,6 @@ def render(template: str, draft: Draft, media: str | None = None, subtitles: str
     Raises:
         ValueError: the template uses an unknown name or is broken; the message names the item.
     """
-    from jinja2 import TemplateError
-
     try:
         return _compiled(template).render(**variables(draft, media, subtitles)).strip()
     except TemplateError as error:
@@ -85,9 +83,6 @@ def shared_template(style: str) -> str:
 
 @lru_cache(maxsize=256)
 def _compiled(text: str) -> Template:
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import SandboxedEnvironment
-
     return SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(text)
 
 

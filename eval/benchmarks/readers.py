@@ -85,17 +85,3 @@ def _checked(path: Path, records: Any) -> list[Record]:
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ValueError(f"{path} holds no list of records")
     return records
-
-
-def lookup(record: Any, name: str) -> Any:
-    """Field of a record by its dotted name ("metadata.subject"), or None. "a|b" is the first of them that is there."""
-    if "|" in name:
-        return next((value for part in name.split("|") if (value := lookup(record, part)) is not None), None)
-    if isinstance(record, dict) and name in record:
-        return record[name]
-    value = record
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return None
-        value = value[part]
-    return value

@@ -8,12 +8,29 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.benchmarks.readers import Record, lookup, read_records
+from datamodules.types import MediaRef
+from eval.benchmarks.drafts import option_texts
+from eval.benchmarks.media import MediaFinder
+from eval.benchmarks.readers import Record, read_records
+
+
+def lookup(record: Any, name: str) -> Any:
+    """Field of a record by its dotted name ("metadata.subject"), or None. "a|b" is the first of them that is there."""
+    if "|" in name:
+        return next((value for part in name.split("|") if (value := lookup(record, part)) is not None), None)
+    if isinstance(record, dict) and name in record:
+        return record[name]
+    value = record
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value
 
 
 class _Fields(dict):
@@ -100,7 +117,7 @@ class Source:
 
     def records(self, paths: Sequence[Path]) -> Iterator[Record]:
         """All records of the split, in the files' order."""
-        return itertools.islice(self._records(paths), self.first)
+        return itertools.islice(filter(self._belongs, self._records(paths)), self.first)
 
     def _records(self, paths: Sequence[Path]) -> Iterator[Record]:
         for path in paths:
@@ -108,37 +125,55 @@ class Source:
             place: Record = {"_file": stem, "_folder": path.parent.name}
             if self.file_pattern and (match := re.search(self.file_pattern, stem)):
                 place["_task"] = match.group(1)
-            row = 0
-            for outer in read_records(path):
-                inner = [outer]
-                if self.expand:
-                    rest = {key: value for key, value in outer.items() if key != self.expand}
-                    inner = [{**rest, **part, "_part": i} for i, part in enumerate(outer.get(self.expand) or [])]
-                for record in inner:
-                    full = self._derived({**record, **place, "_row": row})
-                    row += 1
-                    if self._belongs(full):
-                        yield full
+            for row, record in enumerate(itertools.chain.from_iterable(map(self._parts, read_records(path)))):
+                full = {**record, **place, "_row": row}
+                for name, (origin, pattern) in self.derive.items():
+                    if match := re.search(pattern, str(lookup(full, origin) or "")):
+                        full[name] = match.group(1)
+                yield full
+
+    def _parts(self, outer: Record) -> Iterable[Record]:
+        """The questions of a record of the file."""
+        if not self.expand:
+            return [outer]
+        rest = {key: value for key, value in outer.items() if key != self.expand}
+        return [{**rest, **part, "_part": i} for i, part in enumerate(outer.get(self.expand) or [])]
+
+    def _belongs(self, record: Record) -> bool:
+        def matches(key: str, value: Any) -> bool:
+            return lookup(record, key) in (value if isinstance(value, (list, tuple)) else [value])
+
+        return (
+            all(lookup(record, name) is not None for name in self.present)
+            and all(lookup(record, name) is None for name in self.absent)
+            and all(matches(key, value) for key, value in self.only.items())
+            and not any(matches(key, value) for key, value in self.skip.items())
+        )
+
+    def option_texts(self, record: Record) -> tuple[str, ...]:
+        """Texts of the record's options without their letters; empty where they stand in the question."""
+        if self.options in (None, "inline"):
+            return ()
+        if isinstance(self.options, str):
+            return option_texts(lookup(record, self.options))
+        columns = [lookup(record, name) for name in self.options]
+        return option_texts([value for value in columns if value is not None and value != self.absent_option])
+
+    def video(self, record: Record, media: MediaFinder) -> MediaRef:
+        """The record's video with start and end; a ready-cut clip is used whole."""
+        whole = [path for pattern in self.media if (path := fill(pattern, record))]
+        if media.first(whole) is None:
+            clip = media.first([path for pattern in self.precut if (path := fill(pattern, record))])
+            if clip is not None:
+                return MediaRef(clip)
+        times = [lookup(record, name) if name else None for name in (self.start, self.end)]
+        start, end = (None if time in (None, "") else float(time) for time in times)
+        return MediaRef(media.place(whole or ["(no video is named)"]), start, end)
 
     def frame_rate(self, record: Mapping[str, Any]) -> float | None:
         """Frames per second of the record's video, should it be a folder of frames."""
         stated = record.get("fps")
         return float(stated) if isinstance(stated, (int, float)) and stated > 0 else self.folder_fps
-
-    def _derived(self, record: Record) -> Record:
-        for name, (origin, pattern) in self.derive.items():
-            match = re.search(pattern, str(lookup(record, origin) or ""))
-            if match:
-                record[name] = match.group(1)
-        return record
-
-    def _belongs(self, record: Record) -> bool:
-        if any(lookup(record, name) is None for name in self.present):
-            return False
-        if any(lookup(record, name) is not None for name in self.absent):
-            return False
-        wanted = all(lookup(record, key) in _as_list(value) for key, value in self.only.items())
-        return wanted and not any(lookup(record, key) in _as_list(value) for key, value in self.skip.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +185,6 @@ class ReferenceSource(Source):
     question: str = "problem"
     answer: str = "solution"
     media: Sequence[str] = ("{path}",)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _glob(folder: Path, pattern: str) -> list[Path]:

@@ -10,21 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datamodules.errors import MediaError
 from datamodules.types import MediaRef
+from datamodules.video.probe import probe
+from datamodules.video.spec import TOTAL_TOKENS, VIDEO_MAX_TOKENS, VideoInfo, VideoPlan, VideoSpec
+from eval.benchmarks.base import Benchmark
 from eval.benchmarks.drafts import Draft
-from eval.benchmarks.frame_policy import frame_options
-from eval.benchmarks.readers import lookup
-from eval.benchmarks.source import fill
-
-if TYPE_CHECKING:
-    from datamodules.video.spec import VideoInfo, VideoPlan, VideoSpec
-    from eval.benchmarks.base import Benchmark
-    from eval.benchmarks.loading import MediaFinder, Wording
+from eval.benchmarks.media import MediaFinder
+from eval.benchmarks.source import fill, lookup
 
 MODES = ("none", "listed", "full", "interleaved")
 _SRT_TIMES = re.compile(r"(\d+:\d+:\d+[.,]\d+)\s*-->\s*(\d+:\d+:\d+[.,]\d+)")
@@ -58,35 +56,28 @@ def read_subtitles(path: Path, offset: float = 0.0) -> list[Line]:
         ValueError: the file is none of these.
     """
     text = path.read_text(encoding="utf-8-sig", errors="replace")
+    found: list[tuple[Any, Any, str]] = []
     if path.suffix.lower() == ".srt":
-        lines = _srt(text)
-    else:
-        try:
+        for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
+            if times := _SRT_TIMES.search(block):
+                words = re.sub(r"<[^>]+>", "", block[times.end() :])
+                found.append((*times.groups(), " ".join(words.split())))
+    try:
+        if path.suffix.lower() != ".srt":
             is_lines = path.suffix == ".jsonl"
             rows = [json.loads(row) for row in text.splitlines() if row.strip()] if is_lines else json.loads(text)
-            lines = [_entry(row) for row in rows]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a known form of subtitles ({error})") from error
-    return [Line(line.start - offset, line.end - offset, line.text) for line in lines if line.text]
-
-
-def _srt(text: str) -> list[Line]:
-    lines = []
-    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
-        times = _SRT_TIMES.search(block)
-        if times:
-            words = re.sub(r"<[^>]+>", "", block[times.end() :])
-            lines.append(Line(seconds(times.group(1)), seconds(times.group(2)), " ".join(words.split())))
-    return lines
-
-
-def _entry(row: Mapping[str, Any]) -> Line:
-    if "timestamp" in row:
-        start, end = row["timestamp"]
-        return Line(seconds(start), seconds(end) if end is not None else seconds(start) + 1, str(row["text"]).strip())
-    if "line" in row:
-        return Line(seconds(row["start"]), seconds(row["end"]), str(row["line"]).strip())
-    return Line(seconds(row["start_time"]), seconds(row["end_time"]), str(row["text"]).strip())
+            for row in rows:
+                if "timestamp" in row:
+                    start, end = row["timestamp"]
+                    found.append((start, seconds(start) + 1 if end is None else end, row["text"]))
+                elif "line" in row:
+                    found.append((row["start"], row["end"], row["line"]))
+                else:
+                    found.append((row["start_time"], row["end_time"], row["text"]))
+        lines = [Line(seconds(start) - offset, seconds(end) - offset, str(said).strip()) for start, end, said in found]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a known form of subtitles ({error})") from error
+    return [line for line in lines if line.text]
 
 
 def covering(lines: Sequence[Line], times: Sequence[float], widen: bool = False) -> list[Line]:
@@ -124,56 +115,39 @@ def interleave(lines: Sequence[Line], times: Sequence[float], unit: int) -> list
 
 
 def place_subtitles(
-    benchmark: Benchmark, draft: Draft, how: Wording, media: MediaFinder
+    benchmark: Benchmark, draft: Draft, spec: VideoSpec | None, media: MediaFinder
 ) -> tuple[tuple[MediaRef, ...], str | None, str, dict[str, Any]]:
     """(videos, media text or None, listed subtitles, VideoSpec fields of the item) for one question."""
     if benchmark.subtitles not in MODES:
         raise ValueError(f"{benchmark.name}: subtitles={benchmark.subtitles!r}; use one of {', '.join(MODES)}")
-    path = next((p for t in benchmark.subtitle_files if (p := media.find(fill(t, draft.meta)))), None)
+    path = media.first([fill(pattern, draft.meta) for pattern in benchmark.subtitle_files])
     if path is None:
         media.num_without_subtitles += 1
         return draft.videos, None, "", {}
     try:
-        lines = read_subtitles(path, float(lookup(draft.meta, "starting_timestamp_for_subtitles") or 0.0))
+        lines = read_subtitles(Path(path), float(lookup(draft.meta, "starting_timestamp_for_subtitles") or 0.0))
     except (ValueError, OSError) as error:
         media.broken_subtitles.append(str(error))
         return draft.videos, None, "", {}
-    plan = None if benchmark.subtitles == "full" else _plan(benchmark, draft, how)
-    if benchmark.subtitles == "full":
+    if spec is None or not benchmark.follows_frames:
         return draft.videos, None, " ".join(line.text for line in lines), {}
-    if plan is None:  # without the video nothing is known about frames; the item fails on the video anyway
+    video = draft.videos[0]
+    try:
+        info = probe(video.path)
+        frames = spec.plan(info, video.start, video.end, video.path)
+    except MediaError:  # without the video nothing is known about frames; the item fails on the video anyway
         return draft.videos, None, "\n".join(line.text for line in lines), {}
-    spec, info, frames = plan
     times = [index / info.fps for index in frames.indices]
     if benchmark.subtitles == "listed" or len(set(frames.indices)) < len(frames.indices):
         return draft.videos, None, "\n".join(line.text for line in covering(lines, times)), {}
     cuts = interleave(covering(lines, times, widen=True), times, max(spec.min_frames, spec.temporal_patch))
-    videos, text = _parts(draft.videos[0].path, cuts, info, frames)
-    return videos, text, "", {"max_pixels": int(_pixel_cap(spec, len(frames.indices)))}
-
-
-def _plan(benchmark: Benchmark, draft: Draft, how: Wording) -> tuple[VideoSpec, VideoInfo, VideoPlan] | None:
-    from datamodules.errors import MediaError
-    from datamodules.video.probe import probe
-    from datamodules.video.spec import VideoSpec
-
-    video = draft.videos[0]
-    spec = how.video_spec or VideoSpec(**frame_options(how.frame_policy, benchmark.frames))
-    try:
-        info = probe(video.path)
-        return spec, info, spec.plan(info, video.start, video.end, video.path)
-    except MediaError:
-        return None
-
-
-def _pixel_cap(spec: VideoSpec, num_frames: int) -> float:
-    """The bound on a frame's pixels that the whole video has, so that its parts get the same size."""
-    from datamodules.video.spec import TOTAL_TOKENS, VIDEO_MAX_TOKENS
-
+    videos, text = _parts(video.path, cuts, info, frames)
+    # The bound on a frame's pixels that the whole video has, so that its parts get the same size.
     area = spec.factor**2
     total = TOTAL_TOKENS * area if spec.total_pixels is None else spec.total_pixels
-    cap = max(min(VIDEO_MAX_TOKENS * area, total / num_frames * spec.temporal_patch), spec.frame_min_pixels * 1.05)
-    return cap if spec.max_pixels is None else min(cap, spec.max_pixels)
+    per_frame = total / len(frames.indices) * spec.temporal_patch
+    cap = max(min(VIDEO_MAX_TOKENS * area, per_frame), spec.frame_min_pixels * 1.05)
+    return videos, text, "", {"max_pixels": int(cap if spec.max_pixels is None else min(cap, spec.max_pixels))}
 
 
 def _parts(

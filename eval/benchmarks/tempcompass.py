@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.benchmarks import loading, metrics
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft, option_texts, strip_tags
-from eval.benchmarks.judged import ask_judge, mapped
+from eval.benchmarks.judged import ask_judge, then
+from eval.benchmarks.media import MediaFinder
 from eval.benchmarks.readers import Record, read_records
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem
+from rewards.base import Score
 
 if TYPE_CHECKING:
-    from rewards.base import Score
     from rewards.router import RewardRouter
 
 CAPTION_TASK = (
@@ -31,26 +31,13 @@ FORMATS = ("multi-choice", "yes_no", "caption_matching", "captioning")
 class NestedSource(Source):
     """The official repository's files: {video: {dimension: [questions]}}; flat records are taken as they are."""
 
-    def _records(self, paths: Sequence[Path]) -> Iterator[Record]:
-        for path in paths:
-            named = f"{path.parent.name} {path.name}"
-            kind = next((name for name in sorted(FORMATS, key=len, reverse=True) if name in named), "")
-            for row, record in enumerate(_flat(super()._records([path]))):
-                yield {**record, "format": record.get("format") or kind, "_row": row}
-
-
-def _flat(records: Iterable[Record]) -> Iterator[Record]:
-    for record in records:
-        lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_questions(value)}
-        if not lists:
-            yield record
-        for dimension, questions in lists.items():
-            for question in questions:
-                yield {**question, "video_id": str(record.get("_key")), "dim": dimension}
-
-
-def _holds_questions(value: list) -> bool:
-    return bool(value) and all(isinstance(entry, dict) and "question" in entry for entry in value)
+    def _parts(self, outer: Record) -> Iterable[Record]:
+        lists = {key: value for key, value in outer.items() if isinstance(value, list) and value}
+        nested = {k: v for k, v in lists.items() if all(isinstance(entry, dict) and "question" in entry for entry in v)}
+        if not nested:
+            return [outer]
+        video = str(outer.get("_key"))
+        return [{**q, "video_id": video, "dim": dim} for dim, questions in nested.items() for q in questions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +49,22 @@ class TempCompass(Benchmark):
     the caption alone.
     """
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """Options stand in the question, one per line; a caption is judged by its video's first choice question."""
         info = media.find("meta_info.json")
         aspects = {entry["_key"]: entry.get("eval_dim") or {} for entry in read_records(info)} if info else {}
         choices: dict[tuple[str, str], Record] = {}
         for record in records:
-            kind, place = str(record["format"]), (str(record["video_id"]), str(record["dim"]))
+            kind = _format(record)
+            place = (str(record["video_id"]), str(record["dim"]))
             if kind == "multi-choice":
                 choices.setdefault(place, record)
             elif kind == "captioning" and "mc_question" not in record and place in choices:
                 first = choices[place]
                 record = {**record, "mc_question": first["question"], "mc_answer": first["answer"]}
             aspect = (aspects.get(place[0], {}).get(place[1]) or {}).get("type", "")
-            draft = loading.plain_draft(self, {**record, "aspect": aspect}, source, media)
-            question, options = str(record["question"]).strip(), ()
+            draft = self.draft({**record, "format": kind, "aspect": aspect}, source, media)
+            question, options = str(record["question"]).strip(), tuple[str, ...]()
             if kind in ("multi-choice", "caption_matching"):
                 head, *lines = [line.strip() for line in question.splitlines() if line.strip()]
                 question, options = head, tuple(lines)
@@ -107,8 +95,14 @@ class TempCompass(Benchmark):
         official = submit(self, item, response, router, "official")
         if official.result().status != "not_judged":
             return official, robust
+
+        def wrong_without_judge(score: Score) -> Score:
+            if score.status != "not_judged":
+                return score
+            return replace(score, status="unparsable", reason="the official rules find no answer and no judge decides")
+
         question = "\n".join([str(sample.extra["question"]), *sample.options])
-        return mapped(ask_judge(self, item, response, router, sample.answer, question), _wrong_without_judge), robust
+        return then(wrong_without_judge, ask_judge(self, item, response, router, sample.answer, question)), robust
 
     def figures(self, judged: Sequence[Judged]) -> Figures:
         """`mean_of_formats` over the four formats, `micro` over all items, each format, formats by dimension."""
@@ -123,7 +117,8 @@ class TempCompass(Benchmark):
         return {"micro": None if unjudged else micro, "mean_of_formats": metrics.mean_of(each.values()), **each}, tables
 
 
-def _wrong_without_judge(score: Score) -> Score:
-    if score.status != "not_judged":
-        return score
-    return replace(score, status="unparsable", reason="the official rules find no answer and no judge decides")
+def _format(record: Record) -> str:
+    """The task format that the record names, else its file or folder."""
+    place = f"{record['_folder']} {record['_file']}"
+    longest_first = sorted(FORMATS, key=len, reverse=True)
+    return str(record.get("format") or next((name for name in longest_first if name in place), ""))

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "unparsed", "failed", "not_judged"]
 """What became of an item: judged; no answer found; no response or no verdict; a judge is missing."""
+STATES: Mapping[str, State] = {"ok": "ok", "unparsable": "unparsed", "not_judged": "not_judged"}
+"""Status of a score -> state of its item; any other status is an error of scoring."""
 Mode = Literal["official", "robust"]
 """Which reading of a response a number rests on: the benchmark's own scorer, or the careful one of training."""
 

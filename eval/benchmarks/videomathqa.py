@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
-from eval.benchmarks.readers import lookup
+from eval.benchmarks.source import lookup
 
 
 @dataclass(frozen=True, kw_only=True)

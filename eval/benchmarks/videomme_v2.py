@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
@@ -27,8 +28,12 @@ class VideoMMEv2(Benchmark):
         for entry in judged:
             groups[str(entry.item.meta.get(self.group_field))].append(entry)
         scored = [(entries, _group_value(entries)) for entries in groups.values()]
+
+        def first(entries: Sequence[Judged], path: str) -> Any:
+            return next((v for entry in entries if (v := entry.item.meta.get(path)) not in (None, "")), None)
+
         tables = {
-            name: metrics.table((_first_value(entries, path), value) for entries, value in scored)
+            name: metrics.table((first(entries, path), value) for entries, value in scored)
             for name, path in self.subgroups.items()
         }
         headline = {
@@ -51,7 +56,3 @@ def _group_value(entries: Sequence[Judged]) -> float | None:
     if str(meta.get("group_type")).lower() == "logic":
         return metrics.group_logic(scores, meta.get("group_structure")) / 100
     return metrics.group_relevance(scores) / 100
-
-
-def _first_value(entries: Sequence[Judged], path: str) -> object:
-    return next((v for entry in entries if (v := entry.item.meta.get(path)) not in (None, "")), None)

@@ -6,16 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from datamodules.common.files import write_whole
 from datamodules.types import MediaRef
-from eval.benchmarks import loading, metrics
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
-from eval.benchmarks.drafts import Draft
-from eval.benchmarks.readers import Record, lookup
-from eval.benchmarks.source import Source
-from eval.benchmarks.types import Summary
+from eval.benchmarks.drafts import Draft, gold_of
+from eval.benchmarks.media import MediaFinder
+from eval.benchmarks.readers import Record
+from eval.benchmarks.source import Source, lookup
 
 _DISCIPLINES = {
     "Art": ("Art", "Art_Theory", "Design", "Music"),
@@ -55,19 +54,31 @@ class VideoMMMU(Benchmark):
     image_folder: str = "images"
     """Where images that are stored inside of Parquet files are written, below the benchmark's folder."""
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """Open questions ask for a number or a few words; images come from the record or from a file."""
         for number, record in enumerate(records):
             identifier = str(record.get("id") or Path(str(record.get("path", ""))).stem)
-            track = _track(record, number)
+            # The reference's file holds 300 of each, Adaptation first.
+            place = f"{record.get('track', '')} {record.get('_file', '')} {record.get('_folder', '')}".lower()
+            named = next((track for track in TRACKS if track.lower() in place), None)
+            track = named or ("Adaptation", "Comprehension", "Perception")[min(number // 300, 2)]
             meta = {**record, "id": identifier, "track": track, "discipline": discipline(identifier)}
-            draft = loading.plain_draft(self, meta, source, media)
+            draft = self.draft(meta, source, media)
             kind = str(record.get("question_type") or record.get("original_question_type") or "")
             if not any(draft.texts) or kind.startswith("open"):
-                answer, known = loading.gold_of(lookup(record, source.answer), (), "plain")
+                answer, known = gold_of(lookup(record, source.answer))
                 kind = "numerical" if re.fullmatch(r"-?[\d.,]+", answer) else "open-ended"
                 draft = replace(draft, texts=(), answer=answer, gold_ok=known, problem_type=kind)
-            images = self._images(record, identifier, media) if track == "Adaptation" else ()
+            images: tuple[MediaRef, ...] = ()
+            picture = record.get("image") if track == "Adaptation" else None
+            held = picture if isinstance(picture, dict) else {}
+            name = record.get("image_path") or (held.get("path") if held else picture)
+            if held.get("bytes"):
+                path = media.folders[0] / self.image_folder / f"{identifier}.png"
+                _store(path, held["bytes"])
+                images = (MediaRef(str(path)),)
+            elif track == "Adaptation" and name:
+                images = (MediaRef(media.place([str(name), f"{self.image_folder}/{Path(str(name)).name}"])),)
             hint = "The image for this question is at the end of the video." if images else ""
             question = re.sub(r"<image 1>\s*", "", draft.question).strip() if images else draft.question
             yield replace(
@@ -79,15 +90,6 @@ class VideoMMMU(Benchmark):
                 extra={"image_hint": hint, "track": track},
             )
 
-    def _images(self, record: Record, identifier: str, media: loading.MediaFinder) -> tuple[MediaRef, ...]:
-        image = record.get("image")
-        if isinstance(image, dict) and image.get("bytes"):
-            return (MediaRef(str(_stored(image, media.folders[0] / self.image_folder / f"{identifier}.png"))),)
-        name = record.get("image_path") or (image.get("path") if isinstance(image, dict) else image)
-        if not name:
-            return ()
-        return (MediaRef(media.place([str(name), f"{self.image_folder}/{Path(str(name)).name}"])),)
-
     def figures(self, judged: Sequence[Judged]) -> Figures:
         """`overall` = mean of the tracks."""
         tables = self.subgroup_tables(judged)
@@ -96,31 +98,16 @@ class VideoMMMU(Benchmark):
         return {"overall": metrics.mean_of(present.values()), **present}, tables
 
 
-def knowledge_gain(question_only: Summary, with_video: Summary) -> float | None:
-    """Delta knowledge in percent from a run of `videommmu_question_only` and one of `videommmu`; None without both."""
-    before, after = question_only.headline.get("Adaptation"), with_video.headline.get("Adaptation")
-    return None if before is None or after is None else metrics.delta_knowledge(before, after)
-
-
 def discipline(identifier: str) -> str:
     """Discipline of an id such as "dev_Biology_3"; "" when it names no known subject."""
     subject = "_".join(identifier.split("_")[1:-1])
     return next((name for name, subjects in _DISCIPLINES.items() if subject in subjects), "")
 
 
-def _track(record: Record, number: int) -> str:
-    """Track of a record: its file's or field's name; the reference's file holds 300 of each, Adaptation first."""
-    place = f"{record.get('track', '')} {record.get('_file', '')} {record.get('_folder', '')}"
-    named = next((track for track in TRACKS if track.lower() in place.lower()), None)
-    return named or ("Adaptation", "Comprehension", "Perception")[min(number // 300, 2)]
-
-
-def _stored(image: dict[str, Any], path: Path) -> Path:
+def _store(path: Path, data: bytes) -> None:
     """Write the picture of a Parquet file beside the videos, once, so that it is read like any other image."""
-    if path.is_file():
-        return path
     try:
-        write_whole(path, [image["bytes"]])
+        if not path.is_file():
+            write_whole(path, [data])
     except OSError as error:
         raise ValueError(f"pictures of the Parquet files are kept in {path.parent}, which failed: {error}") from error
-    return path

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.benchmarks import loading
 from eval.benchmarks.base import Benchmark, finished
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.judged import ask_judge
+from eval.benchmarks.media import MediaFinder
 from eval.benchmarks.readers import Record
 from eval.benchmarks.simulator import NoTargetError, reaches_target
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem
+from rewards.base import Score
+from rewards.extract.sections import read_answer
 
 if TYPE_CHECKING:
-    from rewards.base import Score
     from rewards.router import RewardRouter
 
 MARKER = "Final Answer"
@@ -42,10 +43,10 @@ class VideoReasonBench(Benchmark):
     The reference's files hold no states: their 240 operation questions cannot be scored and are "not judged".
     """
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """One per question, with its world and level."""
         for record in records:
-            draft = loading.plain_draft(self, record, source, media)
+            draft = self.draft(record, source, media)
             path = Path(str(record.get("video") or record.get("path")))
             dim = record.get("dim") or (SIMULATED if _OPERATIONS in draft.question else "")
             simulated = dim == SIMULATED
@@ -63,9 +64,6 @@ class VideoReasonBench(Benchmark):
 
     def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
         """Simulate, or ask the judge about the text behind the marker; without the marker the answer is wrong."""
-        from rewards.base import Score
-        from rewards.extract.sections import read_answer
-
         answer = read_answer(response).text
         if MARKER not in answer:
             missing = Score(0.0, 0.0, 0.0, status="unparsable", reason=f"no {MARKER!r} in the answer")
@@ -73,23 +71,20 @@ class VideoReasonBench(Benchmark):
         final = answer.rpartition(MARKER)[2].lstrip(": *\n")
         question = str(item.sample.extra["question"])
         if item.meta.get("dim") == SIMULATED:
-            verdict = finished(_simulated(item, question, final))
+            verdict = finished(self._simulated(item, question, final))
         elif not final:
             verdict = finished(Score(0.0, 0.0, 0.0, status="unparsable", reason=f"nothing stands behind {MARKER!r}"))
         else:
             verdict = ask_judge(self, item, final, router, item.sample.answer, question)
         return verdict, verdict
 
-
-def _simulated(item: BenchmarkItem, question: str, final: str) -> Score:
-    from rewards.base import Score
-
-    try:
-        right = reaches_target(str(item.meta["world"]), question, item.meta, final)
-    except NoTargetError as error:
-        return Score(0.0, 0.0, 0.0, status="not_judged", reason=str(error))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        return Score(0.0, 0.0, 0.0, status="error", reason=f"the record of {item.uid} is broken: {error}")
-    if right is None:
-        return Score(0.0, 0.0, 0.0, status="unparsable", reason="no operations in the answer")
-    return Score(float(right), float(right), float(right), parts={"simulated": 1.0})
+    def _simulated(self, item: BenchmarkItem, question: str, final: str) -> Score:
+        try:
+            right = reaches_target(str(item.meta["world"]), question, item.meta, final)
+        except NoTargetError as error:
+            return Score(0.0, 0.0, 0.0, status="not_judged", reason=str(error))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            return Score(0.0, 0.0, 0.0, status="error", reason=f"the record of {item.uid} is broken: {error}")
+        if right is None:
+            return Score(0.0, 0.0, 0.0, status="unparsable", reason="no operations in the answer")
+        return Score(float(right), float(right), float(right), parts={"simulated": 1.0})

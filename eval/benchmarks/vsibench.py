@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from eval.benchmarks import loading, metrics
+from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import Draft
+from eval.benchmarks.media import MediaFinder
 from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source
 
@@ -16,10 +17,10 @@ from eval.benchmarks.source import Source
 class VSIBench(Benchmark):
     """Unweighted mean of eight tasks; questions without options are numbers, scored by mean relative accuracy."""
 
-    def drafts(self, records: Iterable[Record], source: Source, media: loading.MediaFinder) -> Iterable[Draft]:
+    def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """Questions without options ask for a number."""
         for record in records:
-            draft = loading.plain_draft(self, record, source, media)
+            draft = self.draft(record, source, media)
             yield draft if draft.texts else replace(draft, problem_type="regression")
 
     def figures(self, judged: Sequence[Judged]) -> Figures:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from datamodules.common.files import FolderLock, write_json, write_lines
 from datamodules.types import MediaRef, Sample
+from eval.benchmarks.comparison import summarise
+from eval.benchmarks.loading import load
 from eval.benchmarks.prompts import shared_template
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
 from eval.engine.errors import EngineLostError
@@ -141,7 +143,8 @@ class BenchmarkRun:
     def prepare(self) -> None:
         """Read the benchmark's files; write `items.jsonl` and `run.json`."""
         options = self.options
-        items, report = self.benchmark.load(
+        items, report = load(
+            self.benchmark,
             options.data_root,
             options.style,
             self.settings.frame_policy,
@@ -267,7 +270,7 @@ class BenchmarkRun:
             model=self.options.model_name,
             report=report,
         )
-        summary = self.benchmark.aggregate(scored, info)
+        summary = summarise(self.benchmark, scored, info)
         unasked = sum(item.uid not in scores for item in items)
         result = result_record(summary) | {
             "title": self.benchmark.title,

@@ -211,11 +211,12 @@ def _name(model: Path) -> str:
 def print_list(data_root: str | None) -> int:
     """Print the benchmarks: questions, headline metric, and whether their files are on this disk."""
     from eval.benchmarks import catalogue
+    from eval.benchmarks.loading import file_status
 
     rows = [("benchmark", "split", "questions", "metric", "data")]
     for name in catalogue.names():
         benchmark = catalogue.get(name)
-        states = benchmark.status(data_root) if data_root else []
+        states = file_status(benchmark, data_root) if data_root else []
         found = {state.split: _state(state) for state in states}
         expected = benchmark.expected[benchmark.split]
         data = found.get(benchmark.split, "give data_root=DIR to look")

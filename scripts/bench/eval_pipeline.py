@@ -153,6 +153,7 @@ def real_vllm(folder: Path) -> dict:
     import eval_demo
 
     from eval.benchmarks import catalogue
+    from eval.benchmarks.loading import load
     from eval.engine.vllm_replica import AsyncLLMReplica
     from eval.run.prepare import PrepareSettings
     from rollout.callback import resolve_sampling
@@ -160,7 +161,7 @@ def real_vllm(folder: Path) -> dict:
 
     names = eval_demo.build(folder)
     data, model = folder / ("real" if names == eval_demo.REAL else "drawn"), folder / "tiny-qwen3vl"
-    items = [item for name in names for item in catalogue.get(name).load(data)[0]]
+    items = [item for name in names for item in load(catalogue.get(name), data)[0]]
     sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=32), model)
     frames = {"max_frames": 8, "max_pixels": 16384, "min_pixels": 4096}
     options = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 16, "limit_images": 2, "limit_videos": 2}
