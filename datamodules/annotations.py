@@ -1,4 +1,4 @@
-"""Read the user's records (JSON, JSONL, Parquet, `datasets` folders) into `Sample`s, and say what is wrong.
+"""Read the user's records (`datamodules.records`) into `Sample`s, and say what is wrong.
 
 Fields: `problem`; `answer` or `solution` ("<answer>X</answer>"); `problem_type`; `data_type` image|video|text;
 `images`, `videos` (or `path`); `options`; optional `offline_output`, `has_offline_trajectory`, `data_source`,
@@ -81,7 +81,7 @@ def load_samples(
     """Read annotation files.
 
     Args:
-        files: paths; the format follows from the name (`.json`, `.jsonl`, `.parquet`, `.gz` of them, or a folder).
+        files: paths; the format follows from the name, see `read_records`.
         type_name: the one name of a problem type, whatever its spelling or alias (`RewardRouter.type_name`); samples
             carry it, and a record whose type it refuses with ValueError is left out. None = every type is taken as
             it is written.
@@ -196,13 +196,18 @@ def to_sample(record: Mapping[str, Any], file: str = "", place: int = 0, artifac
     if not isinstance(offline, (str, type(None))):
         raise ValueError(f"offline_output is a {type(offline).__name__}, not text")
     options = record.get("options")
+    if isinstance(options, str) and options.strip():  # a cell of a table
+        try:
+            options = json.loads(options)
+        except json.JSONDecodeError:
+            raise ValueError(f"options is text, not a list: {options[:80]!r}") from None
     return Sample(
         uid=f"{source}:{identifier if identifier not in (None, '') else place}",
         problem=str(record["problem"]),
         answer=clean_answer(record["answer"] if record.get("answer") is not None else record["solution"]),
         problem_type=str(record["problem_type"]),
         data_type=data_type,
-        options=tuple(str(option) for option in (options if options is not None else ())),
+        options=tuple(map(str, options if options is not None else ())),
         images=images,
         videos=videos,
         data_source=source,

@@ -1,72 +1,119 @@
-"""Iterate over the raw records of an annotation file together with their line numbers."""
+"""Read files of records: JSON, JSON lines, CSV and TSV (each also gzipped), Parquet, and saved `datasets` folders."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+Record = dict[str, Any]
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (1-based line or row, record).
 
-    JSON files hold one array, or an object whose only array is the records. A JSONL line that is not JSON is yielded as
-    its text, so that the caller reports it with the line.
+    A JSON file holds an array, an object whose only array is the records, an object of objects (each becomes a record
+    with its key as `_key`), one record, or JSON lines in spite of its name. A line that is not valid JSON is yielded as
+    its text, so that the caller reports it with its number. Empty cells of Parquet files and `datasets` are left out.
 
     Raises:
-        ValueError: the file does not exist, has an unknown extension, or is not JSON.
+        ValueError: the file does not exist, has an unknown extension, or is damaged; the message names file and line.
     """
     if path.is_dir():
         yield from _dataset_folder(path)
         return
     if not path.is_file():
-        raise ValueError(f"annotation file {path} does not exist")
-    name = path.name.removesuffix(".gz")
-    if name.endswith(".jsonl"):
-        yield from _jsonl(_text(path))
-    elif name.endswith(".json"):
+        raise ValueError(f"{path} does not exist")
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    if kind == ".jsonl":
+        yield from json_lines(_text(path))
+    elif kind == ".json":
         yield from _json(_text(path), path)
-    elif name.endswith(".parquet"):
+    elif kind == ".parquet":
         yield from _parquet(path)
+    elif kind in (".csv", ".tsv"):
+        csv.field_size_limit(2**31 - 1)
+        rows = csv.DictReader(io.StringIO(_text(path), newline=""), delimiter="\t" if kind == ".tsv" else ",")
+        yield from enumerate(map(dict, rows), 1)
     else:
-        raise ValueError(f"annotation file {path}: unknown extension; use .json, .jsonl, .parquet or a datasets folder")
+        raise ValueError(f"{path}: unknown extension; use .json, .jsonl, .csv, .tsv, .parquet or a datasets folder")
+
+
+def read_objects(path: Path) -> list[Record]:
+    """All records of a file of objects.
+
+    Raises:
+        ValueError: as `read_records`, or a record is not an object; the message names its line.
+    """
+    records = []
+    for number, record in read_records(path):
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object: {str(record)[:80]!r}")
+        records.append(record)
+    return records
+
+
+def json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    """(1-based line, value) of JSON lines; what is not valid JSON is yielded as its text, blank lines are passed over.
+
+    Only a newline ends a line: `str.splitlines` would cut records at the U+2028 or U+0085 of a text.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            # Some published files hold every record as JSON inside a JSON string.
+            yield number, json.loads(value) if isinstance(value, str) else value
+        except json.JSONDecodeError:
+            yield number, line
 
 
 def _text(path: Path) -> str:
     try:
-        if path.name.endswith(".gz"):
-            return gzip.decompress(path.read_bytes()).decode("utf-8-sig")
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"annotation file {path} is not UTF-8 text ({error})") from error
-
-
-def _jsonl(text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError:
-                yield number, line
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.name.lower().endswith(".gz") else data).decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged, or not UTF-8 text ({error})") from error
 
 
 def _json(text: str, path: Path) -> Iterator[tuple[int, Any]]:
-    body = text.lstrip()
-    if body.startswith("{"):
-        yield from enumerate(_only_list(text, path), 1)
+    start = len(text) - len(text.lstrip())
+    if text[start : start + 1] == "[":
+        yield from _array(text, start, path)
         return
-    if not body.startswith("["):
-        raise ValueError(f"annotation file {path} holds neither a JSON array nor an object")
+    if text[start : start + 1] != "{":
+        raise ValueError(f"{path} holds neither a JSON array nor an object")
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise ValueError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from error
+        yield from json_lines(text)
+        return
+    lists = [value for value in data.values() if isinstance(value, list)]
+    if len(lists) == 1:
+        yield from enumerate(lists[0], 1)
+    elif data and all(isinstance(value, dict) for value in data.values()):
+        yield from enumerate(({"_key": key, **value} for key, value in data.items()), 1)
+    else:
+        yield 1, data
+
+
+def _array(text: str, start: int, path: Path) -> Iterator[tuple[int, Any]]:
+    """The records of an array one by one, with the line on which each begins."""
     decoder = json.JSONDecoder()
-    position, line = text.index("[") + 1, 1 + text[: text.index("[")].count("\n")
-    before = text.index("[")
+    position, before, line = start + 1, 0, 1
     while True:
         while position < len(text) and text[position] in " \t\r\n,":
             position += 1
         if position >= len(text):
-            raise ValueError(f"annotation file {path} ends inside its array (truncated?)")
+            raise ValueError(f"{path} ends inside its array (truncated?)")
         if text[position] == "]":
             return
         line += text.count("\n", before, position)
@@ -74,19 +121,8 @@ def _json(text: str, path: Path) -> Iterator[tuple[int, Any]]:
         try:
             record, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            raise ValueError(f"annotation file {path}, line {error.lineno}: {error.msg}") from error
+            raise ValueError(f"{path}, line {error.lineno}: not valid JSON ({error.msg})") from error
         yield line, record
-
-
-def _only_list(text: str, path: Path) -> list[Any]:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"annotation file {path}, line {error.lineno}: {error.msg}; is it JSONL?") from error
-    lists = [value for value in data.values() if isinstance(value, list)]
-    if len(lists) != 1:
-        raise ValueError(f"annotation file {path}: expected one array of records, found {len(lists)} arrays")
-    return lists[0]
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
@@ -94,14 +130,10 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        row = 0
-        for batch in file.iter_batches():
-            for record in batch.to_pylist():
-                row += 1
-                yield row, {key: value for key, value in record.items() if value is not None}
+        rows = (row for batch in pyarrow.parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+        yield from enumerate(map(_filled, rows), 1)
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"annotation file {path} is not Parquet ({error})") from error
+        raise ValueError(f"{path} is not a readable Parquet file ({error})") from error
 
 
 def _dataset_folder(path: Path) -> Iterator[tuple[int, Any]]:
@@ -118,5 +150,9 @@ def _dataset_folder(path: Path) -> Iterator[tuple[int, Any]]:
                 f"folder {path} holds several splits ({splits}); name one, for example {path}/{next(iter(data))}"
             )
         data = next(iter(data.values()))
-    for row, record in enumerate(data, 1):
-        yield row, {key: value for key, value in record.items() if value is not None}
+    yield from enumerate(map(_filled, data), 1)
+
+
+def _filled(row: Record) -> Record:
+    """A row without its empty cells: a table has every column in every row."""
+    return {key: value for key, value in row.items() if value is not None}

@@ -10,11 +10,12 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from datamodules.common.places import CONF_DIR, config_dirs, option_files
+from datamodules.records import read_records
 from rewards.base import Score
 from rewards.router import RewardRouter
 
@@ -23,24 +24,18 @@ _GOLD = ("ground_truth", "answer", "solution")
 _STATUS = ("ok", "unparsable", "timeout", "error", "not_judged")
 
 
-def read_records(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
-    """Keyword arguments of `RewardRouter.score` per line. Raises ValueError with the line for what cannot be scored."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{name}:{number} is no JSON: {error}") from error
+def score_arguments(file: Path) -> Iterator[dict[str, Any]]:
+    """Keyword arguments of `RewardRouter.score` per record. Raises ValueError with the line that cannot be scored."""
+    for number, record in read_records(file):
+        place = f"{file}:{number}"
         if not isinstance(record, dict):
-            raise ValueError(f"{name}:{number} is no JSON object")
+            raise ValueError(f"{place} is not a JSON object: {str(record)[:80]!r}")
         fields = dict(record)
-        response = _take(fields, _RESPONSE, f"{name}:{number}")
-        gold = _take(fields, _GOLD, f"{name}:{number}")
+        response, gold = _take(fields, _RESPONSE, place), _take(fields, _GOLD, place)
         if "problem_type" not in fields:
-            raise ValueError(f"{name}:{number} has no `problem_type`")
-        for name in ("mode", "self"):  # names of the scorer's own arguments
-            fields.pop(name, None)
+            raise ValueError(f"{place} has no `problem_type`")
+        for own in ("mode", "self"):  # names of the scorer's own arguments
+            fields.pop(own, None)
         yield {**fields, "response": "" if response is None else str(response), "ground_truth": gold}
 
 
@@ -109,7 +104,7 @@ def write_table(stream: TextIO, names: Sequence[str], scores: Sequence[Score]) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m rewards.score", description=__doc__)
-    parser.add_argument("file", type=Path, help="JSON lines")
+    parser.add_argument("file", type=Path, help="JSON lines, or another format of annotation files")
     parser.add_argument("--mode", choices=("robust", "official"), default="robust", help="how answers are read")
     parser.add_argument("--config", help="name of a file in conf/reward (default: default)")
     parser.add_argument(
@@ -120,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from hydra.errors import HydraException
 
     try:
-        records = list(read_records(args.file.read_text(encoding="utf-8").splitlines(), str(args.file)))
+        records = list(score_arguments(args.file))
         with router_from(args.config, args.override) as router:
             names = [router.type_name(record["problem_type"]) for record in records]
             scores = score_records(router, records, args.mode)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.records import read_objects
 from lightning_modules.launch import evaluate_cli
 
 FOLDER = Path(".cache/eval_demo")
@@ -53,7 +54,7 @@ def drawn_data(folder: Path) -> tuple[str, ...]:
     from datamodules.demo.synthetic import build_synthetic_dataset
 
     data = build_synthetic_dataset(folder, train_per_task=1, val_per_task=12, tasks=["circle_time", "colour"])
-    records = [json.loads(line) for line in (data / "val.jsonl").read_text().splitlines()]
+    records = read_objects(data / "val.jsonl")
     for name, kind in zip(DRAWN, ("temporal grounding", "multiple choice"), strict=True):
         chosen = [record for record in records if record["problem_type"] == kind]
         write(folder / name / f"{name}.json", [reference_record(record, name, i) for i, record in enumerate(chosen)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 from collections import Counter
 
@@ -11,7 +13,9 @@ import pytest
 
 from datamodules.annotations import clean_answer, load_samples, to_sample
 from datamodules.orders import CurriculumOrder, LengthGroupedOrder
+from datamodules.records import read_objects, read_records
 from datamodules.types import MediaRef, Sample
+from datamodules.video.quarantine import Quarantine
 from rewards.router import RewardRouter
 
 RECORDS = [
@@ -77,6 +81,55 @@ def write(folder, form):
             path = folder / "d"
             data.save_to_disk(str(path))
     return path
+
+
+TEXTS = ["a\u2028b", "a\u2029b", "a\u0085b", "a\x0bb", "a\x0cb", "a\x1cb", "a\x1eb", "a\rb", "a\nb"]
+"""What some ways of splitting lines take for the end of one."""
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["r.json", "r.jsonl", "r.jsonl.gz", "lines.json", "r.csv", "r.tsv.gz", "r.parquet", "folder"]
+)
+def test_no_character_of_a_text_ends_a_record(tmp_path, name, text):
+    rows = [{"a": text, "b": "1"}, {"a": "x", "b": text}]
+    path, kind = tmp_path / name, name.removesuffix(".gz").rpartition(".")[2]
+    if kind in ("parquet", "folder"):
+        import datasets
+
+        data = datasets.Dataset.from_list(rows)
+        data.to_parquet(str(path)) if kind == "parquet" else data.save_to_disk(str(path))
+    else:
+        buffer = io.StringIO(newline="")
+        if kind in ("csv", "tsv"):
+            table = csv.DictWriter(buffer, ["a", "b"], delimiter="," if kind == "csv" else "\t", quoting=csv.QUOTE_ALL)
+            table.writeheader()
+            table.writerows(rows)
+        elif name == "r.json":
+            json.dump(rows, buffer, ensure_ascii=False)
+        else:
+            buffer.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        content = buffer.getvalue().encode()
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert list(read_records(path)) == [(line, row) for (line, _), row in zip(read_records(path), rows, strict=True)]
+    assert read_objects(path) == rows
+
+
+def test_quarantine_keeps_every_name(tmp_path):
+    for text in TEXTS:
+        Quarantine(tmp_path / "q.jsonl").add(f"{text}.mp4", "1", f"bad {text}")
+    Quarantine(tmp_path / "q.jsonl").clear("no such medium")
+    assert [entry["name"] for entry in Quarantine(tmp_path / "q.jsonl").entries()] == [f"{text}.mp4" for text in TEXTS]
+    Quarantine(tmp_path / "q.jsonl").clear(f"{TEXTS[0]}.mp4")
+    assert len(Quarantine(tmp_path / "q.jsonl").entries()) == len(TEXTS) - 1
+
+
+def test_options_in_a_cell_of_a_table(tmp_path):
+    table = 'problem,problem_type,answer,options\nq,multiple choice,B,"[""A. x"", ""B. y""]"\nq2,mcq,B,A. x B. y\n'
+    (tmp_path / "t.csv").write_text(table)
+    (samples,), report = load_samples([tmp_path / "t.csv"])
+    assert [sample.options for sample in samples] == [("A. x", "B. y")]
+    assert "options is text, not a list: 'A. x B. y'" in report.text()
 
 
 @pytest.mark.parametrize("form", ["json", "json.gz", "jsonl", "parquet", "folder"])
@@ -166,11 +219,11 @@ def test_one_report_with_lines(tmp_path):
     ("name", "content", "message"),
     [
         ("none.jsonl", None, "does not exist"),
-        ("d.csv", "a,b", "unknown extension"),
+        ("d.xml", "a,b", "unknown extension"),
         ("d.json", "[{", "line 1"),
         ("d.json", '[{"a": 1}', "ends inside its array"),
         ("d.json", "3", "neither a JSON array"),
-        ("d.parquet", "xxxx", "not Parquet"),
+        ("d.parquet", "xxxx", "not a readable Parquet"),
     ],
 )
 def test_unreadable_files(tmp_path, name, content, message):

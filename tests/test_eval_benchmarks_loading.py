@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from datamodules.records import read_objects
 from datamodules.types import MediaRef
 from datamodules.video.probe import probe
 from datamodules.video.spec import VideoSpec
@@ -16,7 +17,6 @@ from eval.benchmarks import catalogue
 from eval.benchmarks.comparison import summarise
 from eval.benchmarks.frame_policy import frame_options
 from eval.benchmarks.loading import file_status, load
-from eval.benchmarks.readers import read_records
 from tests import eval_official_files
 from tests.data_media import numbered_frames, write_video
 from tests.eval_helpers import scored, write_json, write_jsonl, write_parquet
@@ -298,28 +298,28 @@ def test_readers_read_every_format(tmp_path: Path) -> None:
     packed = tmp_path / "r.json.gz"
     packed.write_bytes(gzip.compress(json.dumps(rows).encode()))
     for path in (*paths, packed):
-        assert read_records(path) == rows, path.name
+        assert read_objects(path) == rows, path.name
     doubled = tmp_path / "doubled.jsonl"
     doubled.write_text("".join(json.dumps(json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
-    assert read_records(doubled) == rows
+    assert read_objects(doubled) == rows
     keyed = write_json(tmp_path / "keyed.json", {"k1": {"a": 1}, "k2": {"a": 2}})
-    assert read_records(keyed) == [{"_key": "k1", "a": 1}, {"_key": "k2", "a": 2}]
+    assert read_objects(keyed) == [{"_key": "k1", "a": 1}, {"_key": "k2", "a": 2}]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "{", "a.json: no JSON"),
-        ("a.jsonl", '{"a": 1}\n{', r"a.jsonl, line 2: no JSON"),
-        ("a.json", '["x"]', "no list of records"),
+        ("a.json", "{", "a.json, line 1: not valid JSON"),
+        ("a.jsonl", '{"a": 1}\n{', r"a.jsonl, line 2: not a JSON object"),
+        ("a.json", '["x"]', "a.json, line 1: not a JSON object"),
         ("a.parquet", "x", "a.parquet is not a readable Parquet"),
-        ("a.xml", "x", "unknown annotation format '.xml'"),
+        ("a.xml", "x", "a.xml: unknown extension"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        read_records(tmp_path / name)
+        read_objects(tmp_path / name)
 
 
 def test_a_damaged_file_does_not_end_the_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -333,7 +333,7 @@ def test_a_damaged_file_does_not_end_the_list(tmp_path: Path, caplog: pytest.Log
         assert print_list(str(tmp_path)) == 0
     (line,) = (line for line in caplog.messages if line.startswith("stvg "))
     assert line.endswith("there (reference)")
-    with pytest.raises(ValueError, match=r"stvg.json: no JSON"):
+    with pytest.raises(ValueError, match=r"stvg.json, line 1: not valid JSON"):
         load(catalogue.get("stvg"), tmp_path)
 
 
@@ -344,7 +344,7 @@ def test_a_half_download_is_named(tmp_path: Path) -> None:
     for name, data in (("a.json.gz", whole[:-9]), ("b.json.gz", b"plain"), ("c.json", b"\xff\xfe\xfa")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ValueError, match=f"{name} is damaged"):
-            read_records(tmp_path / name)
+            read_objects(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hydra.utils import instantiate
 from rewards.base import Query
 from rewards.official import judge_official, official_benchmarks
 from rewards.router import RewardRouter, default_routes
-from rewards.score import main, read_records
+from rewards.score import main
 from rewards.tasks.boolean import Boolean
 from rewards.tasks.multiple_choice import MultipleChoice
 from rewards.terms import LengthBand, Repetition, SoftOverlong
@@ -173,8 +173,9 @@ def test_shell_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text('{"response": "x"}')
     assert main([str(file)]) == 2
     assert "answers.jsonl:1 has none of the fields ground_truth, answer, solution" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="x:2 is no JSON"):
-        list(read_records(["", "{"], "x"))
+    file.write_text("\n{")
+    with pytest.raises(ValueError, match=r"answers\.jsonl:2 is not a JSON object: '\{'"):
+        list(score_arguments(file))
 
 
 def test_importing_the_rewards_is_free() -> None:

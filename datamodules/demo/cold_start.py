@@ -6,11 +6,12 @@ training record carries a trajectory (`offline_output`) that shows the sentence.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
+from datamodules.common.files import write_lines
 from datamodules.demo.synthetic import COLOURS, build_synthetic_dataset
+from datamodules.records import read_objects
 
 SENTENCE = "the square is {colour}"
 PROBLEM_TYPE = "ocr"
@@ -37,18 +38,15 @@ def build_cold_start_dataset(
         wrong_share: this share of the trajectories (evenly spread) names another colour, for quality thresholds.
 
     Raises:
-        ValueError: `wrong_share` is no share.
+        ValueError: `wrong_share` is not a share.
     """
     if not 0.0 <= wrong_share <= 1.0:
-        raise ValueError(f"wrong_share={wrong_share} is a share between 0 and 1")
+        raise ValueError(f"wrong_share={wrong_share} must lie between 0 and 1")
     folder = build_synthetic_dataset(folder, train_count, val_count, tasks=["image_colour"], seed=seed)
     for split in ("train", "val"):
-        lines = (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
-        records = [
-            _record(json.loads(line), split, number, wrong_share, num_tokens) for number, line in enumerate(lines)
-        ]
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        (folder / f"cold_{split}.jsonl").write_text(text, encoding="utf-8")
+        drawn = read_objects(folder / f"{split}.jsonl")
+        records = [_record(record, split, i, wrong_share, num_tokens) for i, record in enumerate(drawn)]
+        write_lines(folder / f"cold_{split}.jsonl", records)
     return folder
 
 

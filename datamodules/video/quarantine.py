@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from pathlib import Path
 
-from datamodules.common.files import write_lines
+from datamodules.common.files import json_line, write_lines
+from datamodules.records import json_lines
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Quarantine:
 
     def add(self, name: str, content: str, reason: str) -> None:
         """Record a bad medium; a read-only folder is not an error (the medium is skipped anyway)."""
-        line = json.dumps({"name": name, "content": content, "reason": reason, "time": time.time()}) + "\n"
+        line = json_line({"name": name, "content": content, "reason": reason, "time": time.time()})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # One write of one line: appends of several processes do not mix.
@@ -64,11 +64,10 @@ class Quarantine:
             return self._entries
         if self._state != (state.st_size, state.st_mtime_ns):
             self._entries = {}
-            for line in self.path.read_text(encoding="utf-8").splitlines():
+            for _, entry in json_lines(self.path.read_text(encoding="utf-8")):
                 try:
-                    entry = json.loads(line)
                     self._entries[entry["name"], entry["content"]] = entry["reason"]
-                except (json.JSONDecodeError, KeyError, TypeError):
+                except (KeyError, TypeError):
                     # A line torn by a full disk; the medium will be found bad again.
                     continue
             self._state = (state.st_size, state.st_mtime_ns)

@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from datamodules.records import Record
 from eval.benchmarks import metrics
 from eval.benchmarks.drafts import Draft, gold_of, inline_options
 from eval.benchmarks.media import MediaFinder
 from eval.benchmarks.prompts import shared_template
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source, fill, lookup
 from eval.benchmarks.types import STATES, BenchmarkItem, Cell, Mode, Published, State
 from rewards.base import Score

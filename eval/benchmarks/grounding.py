@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from datamodules.errors import MediaError
+from datamodules.records import Record
 from datamodules.types import MediaRef
 from datamodules.video.probe import probe
 from datamodules.video.spec import VideoInfo
@@ -18,7 +19,6 @@ from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source, fill, lookup
 from eval.benchmarks.types import BenchmarkItem
 from rewards.base import Score

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from datamodules.records import Record
 from eval.benchmarks.base import Benchmark, finished, submit
 from eval.benchmarks.drafts import Draft, gold_of
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem
 from rewards.base import Score

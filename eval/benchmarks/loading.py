@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from datamodules.records import Record
 from datamodules.types import Sample
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import prompts
@@ -16,7 +17,6 @@ from eval.benchmarks.base import Benchmark
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.frame_policy import frame_options
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source
 from eval.benchmarks.subtitles import place_subtitles
 from eval.benchmarks.types import BenchmarkItem, FileStatus, LoadReport

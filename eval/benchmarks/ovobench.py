@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from datamodules.records import Record
 from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source, fill
 
 

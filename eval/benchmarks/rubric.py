@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from datamodules.records import Record
 from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, finished
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.judged import Criterion, JudgedBenchmark, Question, grade, judge_view, then
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem, Cell
 from rewards.base import Score

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from datamodules.records import Record, read_objects
 from datamodules.types import MediaRef
 from eval.benchmarks.drafts import option_texts
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record, read_records
 
 
 def lookup(record: Any, name: str) -> Any:
@@ -110,7 +110,7 @@ class Source:
             else:
                 found += [path for path in paths if path not in found]
         if found and self.signature:
-            first = next(iter(read_records(found[0])), {})
+            first = next(iter(read_objects(found[0])), {})
             if any(lookup(first, name) is None for name in self.signature):
                 return [], [str(entry) for entry in self.files[split]]
         return found, missing
@@ -125,7 +125,7 @@ class Source:
             place: Record = {"_file": stem, "_folder": path.parent.name}
             if self.file_pattern and (match := re.search(self.file_pattern, stem)):
                 place["_task"] = match.group(1)
-            for row, record in enumerate(itertools.chain.from_iterable(map(self._parts, read_records(path)))):
+            for row, record in enumerate(itertools.chain.from_iterable(map(self._parts, read_objects(path)))):
                 full = {**record, **place, "_row": row}
                 for name, (origin, pattern) in self.derive.items():
                     if match := re.search(pattern, str(lookup(full, origin) or "")):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.errors import MediaError
+from datamodules.records import json_lines
 from datamodules.types import MediaRef
 from datamodules.video.probe import probe
 from datamodules.video.spec import TOTAL_TOKENS, VIDEO_MAX_TOKENS, VideoInfo, VideoPlan, VideoSpec
@@ -65,7 +66,7 @@ def read_subtitles(path: Path, offset: float = 0.0) -> list[Line]:
     try:
         if path.suffix.lower() != ".srt":
             is_lines = path.suffix == ".jsonl"
-            rows = [json.loads(row) for row in text.splitlines() if row.strip()] if is_lines else json.loads(text)
+            rows = [row for _, row in json_lines(text)] if is_lines else json.loads(text)
             for row in rows:
                 if "timestamp" in row:
                     start, end = row["timestamp"]

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from datamodules.records import Record, read_objects
 from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged, submit
 from eval.benchmarks.drafts import Draft, option_texts, strip_tags
 from eval.benchmarks.judged import ask_judge, then
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record, read_records
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem
 from rewards.base import Score
@@ -52,7 +52,7 @@ class TempCompass(Benchmark):
     def drafts(self, records: Iterable[Record], source: Source, media: MediaFinder) -> Iterable[Draft]:
         """Options stand in the question, one per line; a caption is judged by its video's first choice question."""
         info = media.find("meta_info.json")
-        aspects = {entry["_key"]: entry.get("eval_dim") or {} for entry in read_records(info)} if info else {}
+        aspects = {entry["_key"]: entry.get("eval_dim") or {} for entry in read_objects(info)} if info else {}
         choices: dict[tuple[str, str], Record] = {}
         for record in records:
             kind = _format(record)

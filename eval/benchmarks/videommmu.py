@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datamodules.common.files import write_whole
+from datamodules.records import Record
 from datamodules.types import MediaRef
 from eval.benchmarks import metrics
 from eval.benchmarks.base import Benchmark, Figures, Judged
 from eval.benchmarks.drafts import Draft, gold_of
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.source import Source, lookup
 
 _DISCIPLINES = {

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from datamodules.records import Record
 from eval.benchmarks.base import Benchmark, finished
 from eval.benchmarks.drafts import Draft
 from eval.benchmarks.judged import ask_judge
 from eval.benchmarks.media import MediaFinder
-from eval.benchmarks.readers import Record
 from eval.benchmarks.simulator import NoTargetError, reaches_target
 from eval.benchmarks.source import Source
 from eval.benchmarks.types import BenchmarkItem

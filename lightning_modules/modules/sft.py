@@ -5,13 +5,13 @@ Policy, layouts and update are those of GRPO; the responses are the records' ans
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datamodules.common.seeds import label_noise
 from lightning_modules.modules.rl import GRPOLightningModule
 from rewards.base import Score
 from rollout.types import Response, RolloutGroup
@@ -77,11 +77,11 @@ class SFTLightningModule(GRPOLightningModule):
     def _answer(self, sample: Sample, step: int) -> str:
         if not self.label_noise:
             return sample.answer
-        digest = hashlib.sha256(f"{self.seed}:{step}:{sample.uid}".encode()).digest()
-        if int.from_bytes(digest[:4], "little") / 2**32 >= self.label_noise:
+        share, choice = label_noise(self.seed, step, sample.uid)
+        if share >= self.label_noise:
             return sample.answer
         pool = self._pool()[sample.data_source]
-        return pool[int.from_bytes(digest[4:8], "little") % len(pool)]
+        return pool[choice % len(pool)]
 
     def _pool(self) -> dict[str, list[str]]:
         if self._answers is None:

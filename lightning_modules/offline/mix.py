@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.seeds import uniform
 from lightning_modules.offline.base import OfflineCallback, online_accuracy
-from lightning_modules.offline.schedule import Share, as_share, optional_share, uniform
+from lightning_modules.offline.schedule import Share, as_share, optional_share
 
 if TYPE_CHECKING:
     import lightning as L
@@ -77,7 +78,7 @@ class MixCallback(OfflineCallback):
         self._chosen = {
             index: usable[prompt.uid]
             for index, prompt in enumerate(batch.prompts)
-            if prompt.uid in usable and uniform(self.seed, batch.rl_step, prompt.uid) < ratio
+            if prompt.uid in usable and uniform("offline", self.seed, batch.rl_step, prompt.uid) < ratio
         }
         batch.metrics |= {"offline/mix_ratio": ratio, "offline/usable_count": float(len(usable))}
 

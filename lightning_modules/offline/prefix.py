@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from datamodules.common.seeds import uniform
 from lightning_modules.offline.base import OfflineCallback
-from lightning_modules.offline.schedule import Share, as_share, check_share, uniform
+from lightning_modules.offline.schedule import Share, as_share, check_share
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch
@@ -73,7 +74,7 @@ class PrefixCallback(OfflineCallback):
                 continue
             trajectory = usable[prompt.uid]
             for k in range(sampling.n - self.answers, sampling.n):
-                shorter = self.spread * uniform(self.seed, batch.rl_step, f"{prompt.uid}|{k}")
+                shorter = self.spread * uniform("offline", self.seed, batch.rl_step, f"{prompt.uid}|{k}")
                 length = round(max(0.0, share - shorter) * len(trajectory.token_ids))
                 length = self._cut(prompt, trajectory, min(length, len(trajectory.token_ids) - 1))
                 if length:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.seeds import uniform
 from lightning_modules.offline.base import OfflineCallback, online_accuracy
 from lightning_modules.offline.mix import replace_last
-from lightning_modules.offline.schedule import check_share, uniform
+from lightning_modules.offline.schedule import check_share
 from rewards.base import Score
 from rollout.types import Response
 
@@ -173,7 +174,7 @@ class ReplayCallback(OfflineCallback):
             self.buffer.drop(lambda held: held.step < batch.rl_step - self.max_age)
         present = {prompt.uid for prompt in batch.prompts}
         candidates = [uid for uid in self.buffer.uids() if uid not in present]
-        candidates.sort(key=lambda uid: uniform(self.seed, batch.rl_step, uid))
+        candidates.sort(key=lambda uid: uniform("offline", self.seed, batch.rl_step, uid))
         wanted = candidates[: self.prompts_per_step]
         samples = {s.uid: s for s in self._data.train_samples if s.uid in wanted} if wanted else {}
         added = 0

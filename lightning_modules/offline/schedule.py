@@ -1,8 +1,6 @@
-"""How much of something offline there is in a step: a share that moves linearly, and draws that repeat exactly."""
+"""How much of something offline there is in a step: a share that moves linearly."""
 
 from __future__ import annotations
-
-import hashlib
 
 
 class Share:
@@ -38,12 +36,6 @@ class Share:
 def as_share(value: float | Share) -> Share:
     """`value` as a schedule; a number is a constant one."""
     return value if isinstance(value, Share) else Share(value)
-
-
-def uniform(seed: int, step: int, uid: str) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments: equal after a resume and on any number of ranks."""
-    digest = hashlib.blake2b(f"offline|{seed}|{step}|{uid}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 def check_share(name: str, value: float) -> float:
