@@ -16,7 +16,7 @@ from hydra.utils import instantiate
 from rewards.base import Query
 from rewards.official import judge_official, official_benchmarks
 from rewards.router import RewardRouter, default_routes
-from rewards.score import main
+from rewards.score import main, score_arguments
 from rewards.tasks.boolean import Boolean
 from rewards.tasks.multiple_choice import MultipleChoice
 from rewards.terms import LengthBand, Repetition, SoftOverlong
