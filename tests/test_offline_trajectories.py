@@ -11,8 +11,9 @@ import pytest
 from offline_helpers import prompt, reader
 from policy_helpers import load_processor
 
+from datamodules.common.seeds import label_noise, response_seed, uniform
 from lightning_modules.offline.mix import MixCallback
-from lightning_modules.offline.schedule import Share, as_share, uniform
+from lightning_modules.offline.schedule import Share, as_share
 from lightning_modules.offline.trajectories import read_trajectory_files
 
 
@@ -216,7 +217,10 @@ def test_shares_move_linearly():
 
 
 def test_draws_are_uniform_and_repeatable():
-    draws = np.array([uniform(0, step, f"s:{i}") for step in range(20) for i in range(100)])
+    draws = np.array([uniform("offline", 0, step, f"s:{i}") for step in range(20) for i in range(100)])
     assert abs(draws.mean() - 0.5) < 0.02
     assert abs((draws < 0.25).mean() - 0.25) < 0.03
-    assert uniform(0, 3, "s:1") == uniform(0, 3, "s:1") != uniform(1, 3, "s:1")
+    # Values of runs that may still be resumed.
+    assert uniform("offline", 0, 3, "s:1") == 0.13741333898141075
+    assert response_seed(0, 3, "charades:17", 0) == 2138462676823951891
+    assert label_noise(0, 3, "s:1") == (0.8134041181765497, 1501484154)
