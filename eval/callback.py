@@ -6,9 +6,10 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
+import torch
 
 from datamodules.common.distributed import gather
 from datamodules.common.files import write_json
@@ -16,6 +17,7 @@ from eval.heldout import EvalRecord, complete, evaluate_batches, summarise
 from eval.slices import slice_metrics
 
 if TYPE_CHECKING:
+    from eval.benchmarks.types import Summary
     from eval.slices import BenchmarkSlices
     from rewards.router import RewardRouter
 
@@ -86,28 +88,32 @@ class EvaluationCallback(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluate what training starts from."""
-        if self._at_start and pl_module.rl_step == 0:
+        if self._at_start and _step(pl_module) == 0:
             self.evaluate(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Evaluate when it is time; the step counter is that of finished steps."""
-        step = pl_module.rl_step
+        step = _step(pl_module)
         last = self._at_end and step == self._max_steps
         if last or (self._every_n_steps and step % self._every_n_steps == 0):
             self.evaluate(trainer, pl_module)
 
     def evaluate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Evaluate now; a collective. Returns the metrics, equal on every rank, empty without a held-out split."""
-        import torch
-
-        started = time.monotonic()
-        datamodule = trainer.datamodule
+        started, step = time.monotonic(), _step(pl_module)
+        parts = cast(Any, trainer)  # Lightning sets these attributes without declaring them
+        datamodule = parts.datamodule
         samples = {sample.uid: sample for sample in datamodule.val_samples}
         if not samples and self._slices is None:
             return {}
-        engine = _engine_callback(trainer)
+        engine = next((c for c in parts.callbacks if callable(getattr(c, "generate_fn", None))), None)
+        if engine is None:
+            raise RuntimeError(
+                "EvaluationCallback found no callback with an engine (generate_fn); add the engine callback to the "
+                f"trainer's callbacks (there are: {', '.join(type(c).__name__ for c in parts.callbacks)})"
+            )
         sampling = dataclasses.replace(engine.sampling, n=1, temperature=self._temperature, top_p=1.0, top_k=-1)
         if self._max_tokens is not None:
             sampling = dataclasses.replace(sampling, max_tokens=self._max_tokens)
@@ -122,13 +128,24 @@ class EvaluationCallback(L.Callback):
                 seed=self._seed,
                 timeout=self._timeout,
             )
-            sliced = self._evaluate_slices(trainer, engine, sampling)
+            sliced = []
+            if self._slices is not None:
+                sliced = self._slices.evaluate(
+                    engine.generate_fn,
+                    self.router,
+                    sampling,
+                    rank=trainer.global_rank,
+                    world=trainer.world_size,
+                    gather=_everyones,
+                    seed=self._seed,
+                    timeout_s=self._timeout,
+                )
         records = complete(_everyones(own), list(samples.values()))
         metrics = summarise(records) | slice_metrics(sliced) | {"val/seconds": time.monotonic() - started}
-        self.last_results = {"step": pl_module.rl_step, "metrics": metrics, "records": records, "slices": sliced}
-        self._remember_best(pl_module.rl_step, metrics)
+        self.last_results = {"step": step, "metrics": metrics, "records": records, "slices": sliced}
+        self._remember_best(step, metrics)
         if trainer.is_global_zero:
-            self._publish(trainer, pl_module.rl_step, metrics, records)
+            self._publish(trainer, step, metrics, records, sliced)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,20 +155,6 @@ class EvaluationCallback(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the best evaluation of the run so far."""
         self.best = dict(state_dict) or None
-
-    def _evaluate_slices(self, trainer: L.Trainer, engine: Any, sampling: Any) -> list[Any]:
-        if self._slices is None:
-            return []
-        return self._slices.evaluate(
-            engine.generate_fn,
-            self.router,
-            sampling,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
-            gather=_everyones,
-            seed=self._seed,
-            timeout_s=self._timeout,
-        )
 
     def _remember_best(self, step: int, metrics: dict[str, float]) -> None:
         if self._best_metric is None:
@@ -175,7 +178,14 @@ class EvaluationCallback(L.Callback):
         """End the scorer's processes."""
         self.router.close()
 
-    def _publish(self, trainer: L.Trainer, step: int, metrics: dict[str, float], records: list[EvalRecord]) -> None:
+    def _publish(
+        self,
+        trainer: L.Trainer,
+        step: int,
+        metrics: dict[str, float],
+        records: list[EvalRecord],
+        sliced: list[tuple[Summary, list[dict[str, Any]]]],
+    ) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=step)
         if records:
@@ -189,7 +199,7 @@ class EvaluationCallback(L.Callback):
                 metrics["val/unparsed"],
                 metrics["val/seconds"],
             )
-        for summary, _ in self.last_results["slices"]:
+        for summary, _ in sliced:
             name, value = next(iter(summary.headline.items()))
             shown = "not judged" if value is None else f"{value:.1f}"
             log.info("evaluation after step %d: %s %s %s (%s)", step, summary.benchmark, name, shown, summary.counts)
@@ -198,21 +208,16 @@ class EvaluationCallback(L.Callback):
         folder = self._run_dir / "evaluation"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"step_{step:06d}.json"
-        slices = {summary.benchmark: rows for summary, rows in self.last_results["slices"]}
+        slices = {summary.benchmark: rows for summary, rows in sliced}
         content = {"step": step, "metrics": metrics, "records": [dataclasses.asdict(record) for record in records]}
         write_json(path, content | ({"slices": slices} if slices else {}))
         if self.best is not None:
             write_json(folder / "best.json", self.best)
 
 
-def _engine_callback(trainer: L.Trainer) -> Any:
-    for callback in trainer.callbacks:
-        if callable(getattr(callback, "generate_fn", None)):
-            return callback
-    raise RuntimeError(
-        "EvaluationCallback found no callback with an engine (generate_fn); add the engine callback to the trainer's "
-        f"callbacks (there are: {', '.join(type(c).__name__ for c in trainer.callbacks)})"
-    )
+def _step(pl_module: L.LightningModule) -> int:
+    """Number of the training module's finished steps."""
+    return cast(Any, pl_module).rl_step
 
 
 def _everyones(records: list[Any]) -> list[Any]:

@@ -19,8 +19,10 @@ from eval.benchmarks.comparison import summarise
 from eval.benchmarks.loading import load
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
 from eval.heldout import generate_tolerantly
+from eval.report.write import scalars
 from eval.run.pipeline import ANSWERED, FAILED
 from eval.run.prepare import ItemPreparer, PrepareSettings, ReadyItem
+from eval.run.records import MemoryLog
 from eval.run.scoring import Scorer, scored_items
 from rewards.router import RewardRouter
 from rollout.types import GenerateFn, GenerateRequest, SamplingSpec
@@ -28,18 +30,6 @@ from rollout.types import GenerateFn, GenerateRequest, SamplingSpec
 log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
-
-
-class MemoryLog:
-    """Records of a slice: gathered over the ranks instead of written line by line."""
-
-    def __init__(self) -> None:
-        self.records: dict[str, Record] = {}
-
-    def append(self, *records: Mapping[str, Any]) -> bool:
-        """Keep records by uid."""
-        self.records |= {record["uid"]: dict(record) for record in records}
-        return True
 
 
 class BenchmarkSlices:
@@ -192,23 +182,19 @@ def _prepared(
 ) -> Iterator[tuple[Sequence[BenchmarkItem], list[ReadyItem | str]]]:
     """Batches with their prepared items (or the reason of a failure); the next one is prepared while one generates."""
 
-    def prepare(batch: Sequence[BenchmarkItem]) -> list[ReadyItem | str]:
-        return [_prepare(preparer, item) for item in batch]
+    def prepare(item: BenchmarkItem) -> ReadyItem | str:
+        try:
+            return preparer(item)
+        except Exception as error:  # noqa: BLE001 - user media: whatever they do to a decoder becomes the item's state
+            return str(error) or type(error).__name__
 
     with ThreadPoolExecutor(1, thread_name_prefix="slice-prepare") as pool:
-        pending = pool.submit(prepare, batches[0]) if batches else None
+        ready = [pool.submit(prepare, item) for item in batches[0]] if batches else []
         for i, batch in enumerate(batches):
-            ready = pending.result()
+            outcomes = [future.result() for future in ready]
             if i + 1 < len(batches):
-                pending = pool.submit(prepare, batches[i + 1])
-            yield batch, ready
-
-
-def _prepare(preparer: ItemPreparer, item: BenchmarkItem) -> ReadyItem | str:
-    try:
-        return preparer(item)
-    except Exception as error:  # noqa: BLE001 - user media: whatever they do to a decoder becomes the item's state
-        return str(error) or type(error).__name__
+                ready = [pool.submit(prepare, item) for item in batches[i + 1]]
+            yield batch, outcomes
 
 
 def _answer(
@@ -240,8 +226,6 @@ def _answer(
 
 def slice_metrics(results: Sequence[tuple[Summary, list[Record]]]) -> dict[str, float]:
     """Scalars for the loggers: headline per benchmark, counts, and the mean of the headlines (all in percent)."""
-    from eval.report.write import scalars
-
     found: dict[str, float] = {}
     heads = []
     for summary, _ in results:

@@ -116,7 +116,7 @@ def test_deltas_against_a_baseline_and_what_differs(tmp_path, run_folder):
     with pytest.raises(ValueError, match=r"holds report\.json"):
         read_report(tmp_path / "nothing")
     (tmp_path / "report.json").write_text('{"rows": []}')
-    with pytest.raises(ValueError, match=r"report.json is no report \(KeyError: 'results'\)"):
+    with pytest.raises(ValueError, match=r"report.json is not a report \(KeyError: 'results'\)"):
         read_report(tmp_path)
 
 

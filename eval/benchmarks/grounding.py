@@ -86,7 +86,7 @@ class STVG(Benchmark):
             else:
                 draft = self.draft(record, source, media)
                 info = video_info(draft.videos[0].path)
-                yield replace(draft, extra=coordinates(info and (info.width, info.height)))
+                yield replace(draft, extra=coordinates((info.width, info.height) if info else None))
 
     def score(self, item: BenchmarkItem, response: str, router: RewardRouter) -> tuple[Future[Score], Future[Score]]:
         """vIoU after converting the answer's boxes to pixels (official), and tIoU and mean IoU (robust)."""

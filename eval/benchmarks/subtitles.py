@@ -62,7 +62,7 @@ def read_subtitles(path: Path, offset: float = 0.0) -> list[Line]:
         for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
             if times := _SRT_TIMES.search(block):
                 words = re.sub(r"<[^>]+>", "", block[times.end() :])
-                found.append((*times.groups(), " ".join(words.split())))
+                found.append((times.group(1), times.group(2), " ".join(words.split())))
     try:
         if path.suffix.lower() != ".srt":
             is_lines = path.suffix == ".jsonl"

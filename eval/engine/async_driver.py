@@ -100,7 +100,7 @@ class AsyncDriver:
         # The engine's process dies with the thread that started it, so the thread lives as long as the driver.
         self._thread = threading.Thread(target=self._loop.run_forever, name="engines", daemon=True)
         self._thread.start()
-        self._pending: asyncio.Queue[_Ticket | None] = asyncio.Queue()
+        self._pending: asyncio.Queue[_Ticket] = asyncio.Queue()
         self._suspects = asyncio.Semaphore(1)
         self._restarts: set[asyncio.Task] = set()
 
@@ -211,7 +211,7 @@ class AsyncDriver:
         slot.in_flight += 1
         task = asyncio.ensure_future(replica.generate(ticket.request))
         try:
-            # Not wait_for: that would wait for ever for a task that ignores its cancellation.
+            # Not wait_for: that would wait forever for a task that ignores its cancellation.
             await asyncio.wait({task}, timeout=self._deadline_s)
         finally:
             slot.in_flight -= 1
@@ -231,22 +231,18 @@ class AsyncDriver:
         error = task.exception()
         if isinstance(error, EngineLostError):
             await self._restart(slot, generation, str(error))
-            self._requeue(ticket, run, str(error))
+            ticket.deaths += 1
+            if ticket.deaths < MAX_DEATHS:
+                self._pending.put_nowait(ticket)
+                return
+            reason = f"the engine died {MAX_DEATHS} times with this item: {error}"
+            run.outcomes.put(Outcome(ticket.request, reason=reason))
         elif error is not None:
             reason = getattr(error, "reason", "") or str(error) or type(error).__name__
             run.outcomes.put(Outcome(ticket.request, reason=reason, seconds=seconds))
         else:
             slot.silent = 0
             run.outcomes.put(Outcome(ticket.request, task.result(), seconds=seconds))
-
-    def _requeue(self, ticket: _Ticket, run: _Run, reason: str) -> None:
-        ticket.deaths += 1
-        if ticket.deaths >= MAX_DEATHS:
-            run.outcomes.put(
-                Outcome(ticket.request, reason=f"the engine died {MAX_DEATHS} times with this item: {reason}")
-            )
-        else:
-            self._pending.put_nowait(ticket)
 
     async def _restart(self, slot: _Slot, generation: int, reason: str) -> None:
         # A task of its own: a run that ends cancels its pumps, and must not leave a half-started engine to the next.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from eval.engine.deadline import WatchedGenerate
 from eval.engine.errors import DeadlineError, EngineLostError
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError
 
@@ -85,10 +86,12 @@ class LockStepDriver:
     """
 
     def __init__(
-        self, generate: GenerateFn, batch_size: int = 32, close: object = None, deadline_s: float | None = None
+        self,
+        generate: GenerateFn,
+        batch_size: int = 32,
+        close: Callable[[], None] | None = None,
+        deadline_s: float | None = None,
     ) -> None:
-        from eval.engine.deadline import WatchedGenerate  # which knows the errors of this module
-
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
         self._watched = None if deadline_s is None else WatchedGenerate(generate, deadline_s)
@@ -110,14 +113,14 @@ class LockStepDriver:
         if self._watched is not None:
             self._watched.close()
             if self._watched.is_stuck:
-                log.warning("evaluation: the engine hangs and is left to the end of the process")
+                log.warning("evaluation: the engine hangs; it ends with this process")
                 return
-        if callable(self._close):
+        if self._close is not None:
             self._close()
 
     def _answer(self, batch: list[GenerateRequest], lost: int) -> Iterator[Outcome]:
         if lost:
-            yield from (Outcome(request, reason="the engine was lost", is_final=False) for request in batch)
+            yield from fail_all(batch, "the engine was lost")
             return
         started = time.monotonic()
         self.stats.requests += len(batch)
@@ -177,7 +180,7 @@ class LockStepDriver:
                     continue
                 log.error("evaluation: the engine fails with every request (%s); giving up on it", reason)
                 gone = [*(outcome.request for outcome in failed), *batch[place + 1 :]]
-                yield from (Outcome(r, reason=f"the engine was lost: {reason}", is_final=False) for r in gone)
+                yield from fail_all(gone, f"the engine was lost: {reason}")
                 return
             yield from failed
             failed.clear()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 from eval.engine.async_driver import Replica
 from eval.engine.errors import EngineLostError
@@ -30,8 +34,6 @@ class RayReplica:
 
     async def start(self) -> None:
         """Place the actor and load the model in it."""
-        import ray
-
         options = {"num_cpus": 1, "num_gpus": self._num_gpus, "max_concurrency": 1024, "max_restarts": 0}
         self._actor = ray.remote(_Host).options(**options).remote(self._build)
         await self._actor.start.remote()
@@ -42,8 +44,6 @@ class RayReplica:
         Raises:
             EngineLostError: the actor or its node is gone.
         """
-        from ray.exceptions import RayActorError, RayTaskError
-
         reference = self._actor.generate.remote(request)
         try:
             return await reference
@@ -56,8 +56,6 @@ class RayReplica:
 
     def close(self) -> None:
         """End the actor."""
-        import ray
-
         if self._actor is not None:
             ray.kill(self._actor)
         self._actor = None
@@ -77,15 +75,11 @@ class _Host:
 
     async def process_id(self) -> int:
         """Of the actor's process."""
-        import os
-
         return os.getpid()
 
 
 def connect(address: str | None = None) -> None:
     """Join a Ray cluster, or start one on this machine; nothing to do when there is one already."""
-    import ray
-
     if not ray.is_initialized():
         environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
         ray.init(address=address, runtime_env=environment, log_to_driver=False, include_dashboard=False)

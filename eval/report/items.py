@@ -24,13 +24,16 @@ def browser_items(folder: str | Path, limit: int) -> list[dict[str, Any]]:
     order = {"failed": 0, "unparsed": 1, "wrong": 2, "not_judged": 3, "right": 4}
     chosen = sorted(found, key=lambda entry: order[entry["kind"]])[:limit]
     for entry in chosen:
-        entry["picture"] = _picture(folder / "frames", entry.pop("thumbnail"))
+        path = folder / "frames" / entry.pop("thumbnail")
+        data = base64.b64encode(path.read_bytes()).decode() if path.is_file() else ""
+        entry["picture"] = data and f"data:image/jpeg;base64,{data}"
     return chosen
 
 
 def _entry(item: Mapping[str, Any], answer: Mapping[str, Any], score: Mapping[str, Any]) -> dict[str, Any]:
     sample = item["sample"]
-    official, robust = (_accuracy(score.get(mode)) for mode in ("official", "robust"))
+    verdicts = [score.get(mode) for mode in ("official", "robust")]
+    official, robust = (float(verdict["accuracy"]) if verdict else None for verdict in verdicts)
     state = score.get("state", "failed")
     shown = robust if official is None else official
     kind = state if state != "ok" else "right" if (shown or 0.0) >= RIGHT else "wrong"
@@ -57,15 +60,3 @@ def shortened(text: str) -> str:
     """At most about `MAX_TEXT` characters, from both ends: the question and the final answer stand at the end."""
     half, left_out = MAX_TEXT // 2, len(text) - MAX_TEXT
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters are not shown]\n{text[-half:]}"
-
-
-def _accuracy(score: Mapping[str, Any] | None) -> float | None:
-    return None if not score else float(score["accuracy"])
-
-
-def _picture(folder: Path, name: str) -> str:
-    """A data URI, or "" without a picture."""
-    path = folder / name
-    if not name or not path.is_file():
-        return ""
-    return "data:image/jpeg;base64," + base64.b64encode(path.read_bytes()).decode()

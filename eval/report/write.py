@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -69,7 +70,7 @@ def read_report(path: str | Path) -> list[dict[str, Any]]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))["results"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"baseline={path} is no report ({type(error).__name__}: {error})") from error
+        raise ValueError(f"baseline={path} is not a report ({type(error).__name__}: {error})") from error
 
 
 def number(value: float | None, sign: bool = False) -> str:
@@ -156,8 +157,6 @@ def page(results: Sequence[Result], table: Sequence[Row], before: Sequence[Resul
 
 def write_scalars(results: Sequence[Result], folder: Path, step: int) -> None:
     """TensorBoard scalars `eval/<benchmark>/<metric>`, both extractions, and the counts."""
-    import time
-
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -77,7 +77,7 @@ def open_items(
     return [
         item
         for item in items
-        if not fits(item, answer := answers.get(item.uid)) or (retry_failed and answer["state"] == FAILED)
+        if not fits(item, answers.get(item.uid)) or (retry_failed and answers[item.uid]["state"] == FAILED)
     ]
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image
+
 from datamodules.errors import MediaError
 from datamodules.prepare import SamplePreparer, check_text, load_processor
 from datamodules.prompts import PromptTemplates, place_media
@@ -105,12 +108,39 @@ class ReadyItem:
     """JPEG strip of a few frames; empty when not asked for or without media."""
 
 
+class _Media(VideoCache):
+    """Also reads folders of frames, and keeps the last videos at hand: neighbouring questions are about one video."""
+
+    folder_fps: float | None = None
+    """Frames per second of a folder, as the item in work says."""
+
+    def __init__(self, settings: PrepareSettings) -> None:
+        super().__init__(settings.cache_dir, codec=settings.cache_codec, threads=1)
+        self._recent = lru_cache(maxsize=2)(self._read)
+
+    def load(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo:
+        """See `VideoCache.load`."""
+        return self._recent(ref, spec, self.folder_fps)
+
+    def _read(self, ref: MediaRef, spec: VideoSpec, folder_fps: float | None) -> PreparedVideo:
+        source = self.source(ref)
+        if not source.is_dir():
+            return super().load(ref, spec)
+        if folder_fps is None:
+            raise MediaError(source, "is a folder, and nothing says with how many frames per second it was written")
+        return read_frame_folder(source, spec, folder_fps, ref.start, ref.end)
+
+
 class ItemPreparer(SamplePreparer):
     """Prepares benchmark items: the item's text is the whole user message, its system text and prefix are kept.
 
     Args:
         settings: see `PrepareSettings`.
     """
+
+    _item: BenchmarkItem
+    """The item in work."""
+    cache: _Media
 
     def __init__(self, settings: PrepareSettings) -> None:
         processor = load_processor(settings.model_path)
@@ -120,16 +150,12 @@ class ItemPreparer(SamplePreparer):
             rules,
             settings.video_spec(rules),
             ImageSpec.for_rules(rules, **settings.image_options),
-            VideoCache(settings.cache_dir, codec=settings.cache_codec, threads=1),
+            _Media(settings),
             PromptTemplates(),
             settings.max_prompt_tokens,
         )
         self._base_spec = self.video_spec
         self._thumbnails = settings.thumbnails
-        self._item: BenchmarkItem | None = None
-        # Neighbouring questions are about one video: the last one stays at hand.
-        self._load_file = self.cache.load
-        self.cache.load = lru_cache(maxsize=2)(self._load)
 
     def __call__(self, item: BenchmarkItem) -> ReadyItem:
         """Prepare one item.
@@ -138,20 +164,19 @@ class ItemPreparer(SamplePreparer):
             MediaError: a medium cannot be used; the message names the file.
             ValueError: the text does not fit the media, or the prompt is too long.
         """
-        self._item = item
+        self._item, self.cache.folder_fps = item, item.folder_fps
         self.video_spec = replace(self._base_spec, **item.frame_options) if item.frame_options else self._base_spec
         prompt = self.prepare(item.sample)
         strip = thumbnail(prompt) if self._thumbnails else b""
         frames = sum(len(video.frames) for video in prompt.videos)
-        return ReadyItem(replace(prompt, videos=tuple(map(_plain, prompt.videos))), frames, strip)
-
-    def _load(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo:
-        source = self.cache.source(ref)
-        if not source.is_dir():
-            return self._load_file(ref, spec)
-        if self._item.folder_fps is None:
-            raise MediaError(source, "is a folder, and nothing says with how many frames per second it was written")
-        return read_frame_folder(source, spec, self._item.folder_fps, ref.start, ref.end)
+        # An ordinary array travels without a copy; a mapped file stays a reference to the file.
+        videos = [
+            video
+            if getattr(video.frames, "source", None) is not None
+            else replace(video, frames=np.ascontiguousarray(video.frames).view(np.ndarray))
+            for video in prompt.videos
+        ]
+        return ReadyItem(replace(prompt, videos=tuple(videos)), frames, strip)
 
     def prompt_text(self, sample: Sample) -> str:
         """The chat-templated prompt, with the official system message and the beginning of the answer."""
@@ -159,34 +184,18 @@ class ItemPreparer(SamplePreparer):
         for part in content:
             check_text(part.get("text", ""), self.rules)
         system = [{"role": "system", "content": self._item.system}] if self._item.system is not None else []
-        messages = [*system, {"role": "user", "content": content}]
+        messages: list[Any] = [*system, {"role": "user", "content": content}]
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return text + self._item.answer_prefix
 
 
 def media_key(item: BenchmarkItem) -> str:
     """Equal for items about the same videos."""
-    return "|".join(f"{ref.path}@{ref.start}-{ref.end}" for ref in _refs(item))
-
-
-def _refs(item: BenchmarkItem) -> tuple[MediaRef, ...]:
-    return (*item.sample.videos, *item.sample.images)
-
-
-def _plain(video: PreparedVideo) -> PreparedVideo:
-    """Frames as an ordinary array, which travels without a copy; a mapped file stays a reference to the file."""
-    import numpy as np
-
-    if getattr(video.frames, "source", None) is not None:
-        return video
-    return replace(video, frames=np.ascontiguousarray(video.frames).view(np.ndarray))
+    return "|".join(f"{ref.path}@{ref.start}-{ref.end}" for ref in (*item.sample.videos, *item.sample.images))
 
 
 def thumbnail(prompt: PreparedSample) -> bytes:
     """A JPEG strip of a few evenly spaced frames (or the first image); empty without media."""
-    import numpy as np
-    from PIL import Image
-
     if prompt.videos:
         frames = prompt.videos[0].frames
         places = np.linspace(0, len(frames) - 1, min(THUMB_FRAMES, len(frames))).round().astype(int)

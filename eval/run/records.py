@@ -15,11 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.common.files import json_line
+from datamodules.video.cache import content_identity
 
 log = logging.getLogger(__name__)
 
 
-class RecordLog:
+class MemoryLog:
+    """Records keyed by `uid`, in memory only; the last one of a uid counts."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        """The newest record per uid."""
+
+    def append(self, *records: Mapping[str, Any]) -> bool:
+        """Add records. Returns False where they have to wait for a disk.
+
+        Raises:
+            ValueError: a record has no uid.
+        """
+        for record in records:
+            if not record.get("uid"):
+                raise ValueError(f"a record without a uid cannot be resumed: {dict(record)}")
+            self.records[record["uid"]] = dict(record)
+        return True
+
+
+class RecordLog(MemoryLog):
     """A file of JSON lines keyed by `uid`; the last line of a uid counts.
 
     A half line at the end (the process was killed while writing) is cut off when the file is opened, so its item is
@@ -33,10 +54,9 @@ class RecordLog:
     """
 
     def __init__(self, path: str | Path) -> None:
+        super().__init__()
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.records: dict[str, dict[str, Any]] = {}
-        """The newest record per uid, also those that could not be written yet."""
         self.problem = ""
         """Why the newest records are not on disk; empty when all are."""
         self._waiting: list[dict[str, Any]] = []
@@ -53,11 +73,8 @@ class RecordLog:
         Raises:
             ValueError: a record has no uid.
         """
-        for record in records:
-            if not record.get("uid"):
-                raise ValueError(f"a record without a uid cannot be resumed: {dict(record)}")
-            self.records[record["uid"]] = dict(record)
-            self._waiting.append(dict(record))
+        super().append(*records)
+        self._waiting += map(dict, records)
         return self.flush()
 
     def flush(self) -> bool:
@@ -66,10 +83,18 @@ class RecordLog:
             return True
         data = "".join(map(json_line, self._waiting)).encode("utf-8", "surrogatepass")
         try:
-            _write_all(self._descriptor, data, self._end)
+            done = 0
+            while done < len(data):  # `os.pwrite` may write less than it was given, at the end of the space above all
+                written = os.pwrite(self._descriptor, data[done:], self._end + done)
+                if written == 0:
+                    raise OSError(f"wrote {done} of {len(data)} bytes")
+                done += written
             os.fsync(self._descriptor)
         except OSError as error:
-            self._undo()
+            try:  # half a line in the middle of the file would hide the next one
+                os.ftruncate(self._descriptor, self._end)
+            except OSError as problem:
+                log.error("cannot cut %s back to its last whole line: %s", self.path, problem)
             if not self.problem:
                 log.error("cannot write %s (%s); results stay in memory until it works again", self.path, error)
             self.problem = f"{self.path}: {error.strerror or error}"
@@ -86,26 +111,9 @@ class RecordLog:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _undo(self) -> None:
-        # Half a line in the middle of the file would hide the next one.
-        try:
-            os.ftruncate(self._descriptor, self._end)
-        except OSError as error:
-            log.error("cannot cut %s back to its last whole line: %s", self.path, error)
-
-
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """`os.pwrite` may write less than it was given, at the end of the space above all."""
-    done = 0
-    while done < len(data):
-        written = os.pwrite(descriptor, data[done:], offset + done)
-        if written == 0:
-            raise OSError(f"wrote {done} of {len(data)} bytes")
-        done += written
-
 
 def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(records, bytes up to the end of the last whole line); lines that are no record are skipped with a warning."""
+    """(records, bytes up to the end of the last whole line); lines that are not a record are skipped with a warning."""
     data = path.read_bytes()
     end = data.rfind(b"\n") + 1
     if end != len(data):
@@ -117,7 +125,7 @@ def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             if not isinstance(record, dict) or not isinstance(record.get("uid"), str):
                 raise ValueError("no uid")
         except ValueError as error:
-            log.warning("%s:%d is no record (%s); its item is evaluated again", path, number, error)
+            log.warning("%s:%d is not a record (%s); its item is evaluated again", path, number, error)
             continue
         records.append(record)
     return records, end
@@ -147,8 +155,6 @@ def model_identity(folder: str | Path) -> str:
     Raises:
         ValueError: the folder holds no config.json.
     """
-    from datamodules.video.cache import content_identity
-
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds no config.json: not a Hugging Face model folder")

@@ -159,7 +159,7 @@ class BenchmarkRun:
         for line in _report_lines(report):
             log.info("%s", line)
         write_lines(self.folder / "items.jsonl", (_item_record(item) for item in items))
-        run = {"benchmark": self.benchmark.name, "title": self.benchmark.title, "key": self.key}
+        run: dict[str, Any] = {"benchmark": self.benchmark.name, "title": self.benchmark.title, "key": self.key}
         run |= {"settings": self.key_fields, "model": options.model_name, "report": asdict(report)}
         write_json(self.folder / "run.json", run)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from eval.benchmarks.types import BenchmarkItem, ScoredItem
 from eval.run.pipeline import FAILED
+from rewards.base import Score
 
 if TYPE_CHECKING:
     from eval.benchmarks.base import Benchmark
-    from eval.run.records import RecordLog
-    from rewards.base import Score
+    from eval.run.records import MemoryLog
     from rewards.router import RewardRouter
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Scorer:
         timeout_s: seconds to wait, at the end, for the next of the verdicts that are still outstanding.
     """
 
-    def __init__(self, benchmark: Benchmark, router: RewardRouter, scores: RecordLog, timeout_s: float = 600.0) -> None:
+    def __init__(self, benchmark: Benchmark, router: RewardRouter, scores: MemoryLog, timeout_s: float = 600.0) -> None:
         self._benchmark, self._router, self._scores, self._timeout_s = benchmark, router, scores, timeout_s
         self._waiting: list[tuple[BenchmarkItem, Mapping[str, Any], Future[Score], Future[Score]]] = []
 
@@ -105,8 +105,8 @@ class Scorer:
             "answer": answer_digest(answer),
             "state": state,
             "reason": reason,
-            "official": None if official is None else _plain(official),
-            "robust": None if robust is None else _plain(robust),
+            "official": None if official is None else asdict(official),
+            "robust": None if robust is None else asdict(robust),
         }
         if self._scores.records.get(item.uid) != record:
             self._scores.append(record)
@@ -140,16 +140,6 @@ def scored_items(
             found.append(ScoredItem(item, "failed"))
             continue
         text = answers.get(item.uid, {}).get("response", "")
-        official, robust = (_score(record[mode]) for mode in ("official", "robust"))
+        official, robust = (Score(**verdict) if (verdict := record[mode]) else None for mode in ("official", "robust"))
         found.append(ScoredItem(item, record["state"], official, robust, text))
     return found
-
-
-def _plain(score: Score) -> dict[str, Any]:
-    return {**asdict(score), "parts": dict(score.parts)}
-
-
-def _score(record: Mapping[str, Any] | None) -> Score | None:
-    from rewards.base import Score
-
-    return None if record is None else Score(**record)
