@@ -119,7 +119,7 @@ def generate_tolerantly(
                 yield open_requests.pop(request_id), response
         except SampleError as error:
             log.warning("evaluation: %s", error)
-            if error.uid in refused:  # its rank has left it out since: it would be refused for ever
+            if error.uid in refused:  # its rank has left it out since: it would be refused forever
                 raise
             refused.add(error.uid)
             for request_id, request in list(open_requests.items()):
