@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datamodules.common.places import add_config_dirs
 from lightning_modules.launch import training
 from lightning_modules.launch.config import ConfigError, compose, expand_sweep, require_values, split_flags
+from lightning_modules.launch.identity import default_run_dir
 from lightning_modules.launch.plan import RunPlan, lock_run, plan_run
 from lightning_modules.launch.processes import (
     INTERRUPTED,
@@ -82,10 +85,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sweep(overrides: list[str]) -> int:
     worst = 0
-    for combination in expand_sweep(overrides):
+    for combination in own_folders(expand_sweep(overrides)):
         log.info("sweep: %s", " ".join(combination))
         worst = max(worst, subprocess.run([sys.executable, "-m", MODULE, *combination], check=False).returncode)
     return worst
+
+
+def own_folders(combinations: list[list[str]]) -> list[list[str]]:
+    """The combinations of a sweep; those that would share a run folder get one each, named after what differs."""
+    configs = [compose("train", combination) for combination in combinations]
+    folders = [Path(config.run_dir or default_run_dir(config)) for config in configs]
+    result = []
+    for combination, config, folder in zip(combinations, configs, folders, strict=True):
+        others = [c for c, f in zip(combinations, folders, strict=True) if f == folder and c is not combination]
+        varied = [override for override in combination if any(override not in other for other in others)]
+        if varied:
+            name = re.sub(r"[^\w.]+", "-", "-".join([folder.name, *varied])).strip("-")
+            combination = [
+                *combination,
+                f"run_dir='{folder.with_name(name)}'" if config.run_dir else f"run_name={name}",
+            ]
+        result.append(combination)
+    return result
 
 
 def _run(config: DictConfig, overrides: list[str]) -> int:
@@ -119,8 +140,6 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
 
 def _restore_export(config: DictConfig, plan: RunPlan) -> None:
     """Write the model a complete run was to leave behind, if somebody deleted it since."""
-    from pathlib import Path
-
     target = config.module.get("export_to")
     if target and not (Path(target) / "config.json").is_file() and training.is_rank_zero():
         from lightning_modules.launch.runs import export_run

@@ -6,11 +6,8 @@ Only this folder and the entry points see a `DictConfig`; components receive pla
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.util
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.places import CONF_DIR, add_config_dirs, config_dirs, group_names, option_files
@@ -20,25 +17,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from datamodules.video_rl import VideoRLDataModule
-
-VOLATILE_KEYS = (
-    "resume",
-    "preflight",
-    "max_steps",
-    "run_dir",
-    "run_name",
-    "output_dir",
-    "stages",
-    "trainer",
-    "strategy",
-    "logger",
-    "config_dir",
-    "assets",
-    "callbacks",
-    "debug",
-)
-"""Keys that do not make another run: changing them continues the same run folder."""
-
 
 RETIRED_KEYS = {
     "data.problem_types": "data.problem_types is no longer a setting: the known problem types are the routes and "
@@ -301,19 +279,6 @@ def build_data(config: DictConfig, **arguments: Any) -> VideoRLDataModule:
     """
     router = build(config.reward, **({"judge": None} if "judge" in config.reward else {}))
     return build(config.data, type_name=router.type_name, **arguments)
-
-
-def config_hash(plain: dict[str, Any]) -> str:
-    """Eight hex digits that name a run: equal for equal settings, whatever is in VOLATILE_KEYS."""
-    kept = {key: value for key, value in plain.items() if key not in VOLATILE_KEYS}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
-
-
-def default_run_dir(config: DictConfig) -> Path:
-    """`<output_dir>/<experiment>/<run_name>`; without a run name, the seed and a hash of the settings."""
-    plain = to_plain(config)
-    name = plain.get("run_name") or f"seed{plain['seed']}-{config_hash(plain)}"
-    return Path(plain["output_dir"]) / plain["name"] / name
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datamodules.common.files import FolderInUse, FolderLock
-from lightning_modules.launch.config import ConfigError, default_run_dir
+from lightning_modules.launch.config import ConfigError
+from lightning_modules.launch.identity import default_run_dir, similar_run
 from lightning_modules.state.run_folder import STATE_FILE, STATUS_FILE, checkpoint_steps
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def plan_run(config: DictConfig) -> RunPlan:
         return RunPlan(run_dir, None, 0, f"starting in {run_dir}")
     if resume == "auto":
         if not existing:
-            return RunPlan(run_dir, None, 0, f"starting in {run_dir}")
+            similar = "" if _used(run_dir) else similar_run(config, run_dir)
+            return RunPlan(run_dir, None, 0, f"starting in {run_dir}" + (f"; {similar}" if similar else ""))
         step, path = list(existing.items())[-1]
         return RunPlan(run_dir, path, step, f"continuing {run_dir} after step {step} (resume=never starts anew)")
     step, path = _resolve(Path(resume))

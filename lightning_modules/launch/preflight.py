@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_modules.launch.config import ConfigError, build, nearest, to_plain
 from lightning_modules.launch.memory import memory_plan
+from lightning_modules.launch.plan import plan_run
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -326,6 +327,7 @@ def print_plan(config: DictConfig) -> int:
     plain = to_plain(config)
     for line in [] if count_problems(plain) else plan_lines(plain):
         log.info("%s", line)
+    log.info("  folder: %s", plan_run(config).note)
     wrong = [*arithmetic_problems(plain), *method_problems(plain)]
     missing = [f"{key} is not set" for key in unset] + machine_problems(plain) + path_problems(plain)
     model = str(plain["model"]["path"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from datamodules.common.files import write_text
 from lightning_modules.launch.config import build, build_data, to_plain
+from lightning_modules.launch.identity import write_identity
 from lightning_modules.launch.plan import RunPlan
 from lightning_modules.launch.processes import INTERRUPTED
 from lightning_modules.state.run_folder import write_status
@@ -82,6 +83,7 @@ def prepare_run_folder(config: DictConfig, plan: RunPlan) -> None:
     from omegaconf import OmegaConf
 
     write_text(plan.run_dir / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    write_identity(config, plan.run_dir)
     latest = plan.run_dir.parent / "latest"
     if latest.is_symlink() or not latest.exists():
         latest.unlink(missing_ok=True)
