@@ -87,15 +87,11 @@ def test_the_hash_ignores_the_order_of_keys():
 
 def composed_keys() -> set[str]:
     """Every key that any option of any group brings; one option of each group at a time."""
-    groups = [[f"{group}={name}" for name in option_files(group)] for group in group_names() - {"benchmark", "driver"}]
-    # Groups inside another option than the default one: offline/weighting.
-    needs = ["offline=mix"]
+    groups = [group for group in group_names() - {"benchmark", "driver"} if "/" not in group]
+    options = [[f"{group}={name}" for name in option_files(group)] for group in groups]
     keys = set(flat_keys(compose("train", [])))
-    for choices in itertools.zip_longest(*groups):
-        chosen = [choice for choice in choices if choice]
-        keys |= set(
-            flat_keys(compose("train", [*chosen, *([] if any(c.startswith("offline=") for c in chosen) else needs)]))
-        )
+    for choices in itertools.zip_longest(*options):
+        keys |= set(flat_keys(compose("train", [choice for choice in choices if choice])))
     return keys
 
 
