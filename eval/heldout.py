@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from datamodules.common.seeds import response_seed
 from eval.benchmarks.types import STATES, State
-from rewards.sample import submit_response
 from rollout.types import GenerateFn, GenerateRequest, Response, SampleError, SamplingSpec
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def evaluate_batches(
         scores: dict[str, tuple[Response, Future[Score]]] = {}
         reasons: dict[str, str] = {}
         for request, response in generate_tolerantly(requests, generate, reasons):
-            scores[request.request_id] = (response, submit_response(router, request.prompt.sample, response))
+            scores[request.request_id] = (response, router.submit_response(request.prompt.sample, response))
         wait([future for _, future in scores.values()], timeout=timeout)
         for request in requests:
             sample = request.prompt.sample

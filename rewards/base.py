@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from rewards.judge.client import Judge
 
 Lane = Literal["inline", "process", "thread"]
 Status = Literal["ok", "unparsable", "timeout", "error", "not_judged"]
@@ -111,3 +114,10 @@ class TaskReward(ABC):
     def warm_up(self) -> None:
         """Import what `judge` needs, so that the first judgement is not the slow one; nothing by default."""
         return
+
+
+@runtime_checkable
+class HasJudge(Protocol):
+    """A task type that a language model judges; the router gives it its own judge where it has none."""
+
+    judge_model: Judge | None

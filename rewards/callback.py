@@ -13,7 +13,6 @@ import lightning as L
 
 from rewards.base import Score
 from rewards.router import RewardRouter
-from rewards.sample import submit_response
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
@@ -58,14 +57,14 @@ class RewardCallback(L.Callback):
         """Subscribe to the callback that publishes groups. Raises RuntimeError when there is none."""
         if stage != "fit":
             return
-        sources = [c for c in trainer.callbacks if callable(getattr(c, "subscribe", None)) and c is not self]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it without declaring it
+        sources = [c for c in callbacks if callable(getattr(c, "subscribe", None)) and c is not self]
         if not sources:
             raise RuntimeError(
                 "RewardCallback found no callback that publishes rollout groups: add the engine callback to the "
-                f"trainer's callbacks (there are: {', '.join(type(c).__name__ for c in trainer.callbacks)})"
+                f"trainer's callbacks (there are: {', '.join(type(c).__name__ for c in callbacks)})"
             )
-        order = trainer.callbacks
-        if order.index(self) < order.index(sources[0]):
+        if callbacks.index(self) < callbacks.index(sources[0]):
             raise RuntimeError(
                 f"RewardCallback stands before {type(sources[0]).__name__} in the trainer's callbacks: its join would "
                 "run before generation. List it after the engine callback"
@@ -83,7 +82,7 @@ class RewardCallback(L.Callback):
         self._pending[group.index] = pending
 
     def _submit(self, group: RolloutGroup, response: Response, pending: _Pending) -> Future[Score]:
-        future = submit_response(self.router, group.prompt.sample, response)
+        future = self.router.submit_response(group.prompt.sample, response)
         future.add_done_callback(lambda _: pending.finished.append(time.perf_counter()))
         return future
 
@@ -101,15 +100,6 @@ class RewardCallback(L.Callback):
         wait(futures, timeout=self.timeout)
         batch.scores = [tuple(self._result(f) for f in row.scores) for row in rows]
         batch.greedy_scores = [self._result(row.greedy) if row.greedy else None for row in rows]
-        self._record_timings(batch, rows, joined)
-        batch.metrics.update(reward_metrics(self.router, batch))
-
-    def _result(self, future: Future[Score]) -> Score:
-        if future.done():
-            return future.result()
-        return Score(0.0, 0.0, 0.0, status="timeout", reason=f"no verdict within {self.timeout:g} s after generation")
-
-    def _record_timings(self, batch: StepBatch, rows: list[_Pending], joined: float) -> None:
         now = time.perf_counter()
         finished = [t for row in rows for t in list(row.finished)]
         busy = max(finished, default=now) - min((row.submitted for row in rows), default=now)
@@ -117,6 +107,12 @@ class RewardCallback(L.Callback):
         batch.timings["score"] = waited
         batch.timings["score_busy"] = busy
         batch.timings["score_overlap"] = 1.0 - min(1.0, waited / busy) if busy > 0 else 1.0
+        batch.metrics.update(reward_metrics(self.router, batch))
+
+    def _result(self, future: Future[Score]) -> Score:
+        if future.done():
+            return future.result()
+        return Score(0.0, 0.0, 0.0, status="timeout", reason=f"no verdict within {self.timeout:g} s after generation")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """End the scoring processes."""

@@ -17,18 +17,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from datamodules.common.places import CONF_DIR
-from rewards.base import Query, Score, TaskReward, Verdict, unparsable
+from rewards.base import HasJudge, Query, Score, TaskReward, Verdict, unparsable
 from rewards.extract.choice import as_options
 from rewards.extract.sections import Answer, read_answer
 from rewards.format import STYLES, Style, format_score
+from rewards.official import judge_official
 from rewards.pool import ScoringPool
 from rewards.terms import Term
 
 if TYPE_CHECKING:
+    from datamodules.types import Sample
     from rewards.judge.client import Judge
+    from rollout.types import Response
 
 log = logging.getLogger(__name__)
 Mode = Literal["robust", "official"]
+_ARGUMENTS = frozenset({"self", "response", "ground_truth", "problem_type", "options", "mode", "benchmark"})
+"""Arguments of `RewardRouter.submit`, which further fields of a record must not overwrite."""
 DEFAULT_CONFIG = CONF_DIR / "reward" / "default.yaml"
 
 
@@ -89,22 +94,18 @@ class RewardRouter:
         self.accuracy_weight, self.format_weight, self.style = accuracy_weight, format_weight, style
         self.terms = dict(terms or {})
         for task in self.tasks.values():
-            if getattr(task, "judge_model", judge) is None:
-                task.judge_model = judge  # type: ignore[attr-defined]
+            if isinstance(task, HasJudge) and task.judge_model is None:
+                task.judge_model = judge
         self._workers, self._memory_mb, self._num_threads = workers, memory_mb, threads
-        self._names = self._index()
+        self._names: dict[str, str] = {}
+        for name, task in self.tasks.items():
+            for spelling in (name, *task.aliases):
+                if self._names.setdefault(canonical(spelling), name) != name:
+                    other = self._names[canonical(spelling)]
+                    raise ValueError(f"problem_type {spelling!r} belongs to both {other!r} and {name!r}")
         self._pool: ScoringPool | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-
-    def _index(self) -> dict[str, str]:
-        names: dict[str, str] = {}
-        for name, task in self.tasks.items():
-            for spelling in (name, *task.aliases):
-                key = canonical(spelling)
-                if names.setdefault(key, name) != name:
-                    raise ValueError(f"problem_type {spelling!r} belongs to both {names[key]!r} and {name!r}")
-        return names
 
     def type_name(self, problem_type: str) -> str:
         """The route that `problem_type` takes. Raises ValueError with the nearest names when there is none."""
@@ -120,38 +121,30 @@ class RewardRouter:
             )
         return name
 
-    def score(
-        self,
-        *,
-        response: str,
-        ground_truth: Any,
-        problem_type: str,
-        options: Sequence[str] | Mapping[str, str] | None = None,
-        mode: Mode = "robust",
-        benchmark: str | None = None,
-        **fields: Any,
-    ) -> Score:
-        """Score one response; blocks until the verdict is there. See `submit` for many.
+    def score(self, **record: Any) -> Score:
+        """Score one response and wait for the verdict; the arguments are those of `submit`."""
+        return self.submit(**record).result()
 
-        Args:
-            response: what the policy wrote, thinking and tags included.
-            ground_truth: the gold answer; answer tags around it are removed.
-            problem_type: chooses the task type; an unknown one raises ValueError with the nearest names.
-            options: answer options with their letters, as a list or by letter.
-            mode: "robust" reads answers as a careful person would; "official" does what the scorer of `benchmark`
-                does, mistakes included.
-            benchmark: needed by "official"; in "robust" it adds the benchmark's protocol markers.
-            fields: everything else known about the sample (question, tests, width, height, num_tokens, ...).
+    def submit_response(self, sample: Sample, response: Response) -> Future[Score]:
+        """Score a response with everything that its sample says: the one way of training and of held-out evaluation.
+
+        Raises:
+            ValueError: an unknown `problem_type`; nothing else.
         """
+        fields: dict[str, Any] = {str(k): v for k, v in sample.extra.items() if str(k) not in _ARGUMENTS}
+        fields |= {
+            "question": sample.problem,
+            "uid": sample.uid,
+            "num_tokens": len(response.token_ids),
+            "finish_reason": response.finish_reason,
+        }
         return self.submit(
-            response=response,
-            ground_truth=ground_truth,
-            problem_type=problem_type,
-            options=options,
-            mode=mode,
-            benchmark=benchmark,
+            response=response.text,
+            ground_truth=sample.answer,
+            problem_type=sample.problem_type,
+            options=sample.options,
             **fields,
-        ).result()
+        )
 
     def submit(
         self,
@@ -164,7 +157,18 @@ class RewardRouter:
         benchmark: str | None = None,
         **fields: Any,
     ) -> Future[Score]:
-        """Like `score`, but returns at once with a future where judging is slow; the future does not raise."""
+        """Score one response; returns at once with a future where judging is slow. The future does not raise.
+
+        Args:
+            response: what the policy wrote, thinking and tags included.
+            ground_truth: the gold answer; answer tags around it are removed.
+            problem_type: chooses the task type; an unknown one raises ValueError with the nearest names.
+            options: answer options with their letters, as a list or by letter.
+            mode: "robust" reads answers as a careful person would; "official" does what the scorer of `benchmark`
+                does, mistakes included.
+            benchmark: needed by "official"; in "robust" it adds the benchmark's protocol markers.
+            fields: everything else known about the sample (question, tests, width, height, num_tokens, ...).
+        """
         name = self.type_name(problem_type)
         gold = ground_truth
         if gold is None or (isinstance(gold, float) and math.isnan(gold)):
@@ -177,7 +181,9 @@ class RewardRouter:
         except ValueError as error:  # a bad record costs its own verdict, not the step
             return _done(Score(0.0, 0.0, 0.0, status="error", reason=str(error)[:1000]))
         if mode == "official":
-            return _done(self._official(query))
+            verdict = judge_official(query)
+            parts, status = verdict.parts, verdict.status
+            return _done(Score(verdict.accuracy, 1.0, verdict.accuracy, parts, status, verdict.reason))
         if mode != "robust":
             raise ValueError(f"mode={mode!r}: use 'robust' or 'official'")
         task = self.tasks[name]
@@ -192,7 +198,10 @@ class RewardRouter:
         if task.lane == "process":
             pending = self._start_pool().submit(name, query, answer.text, task.time_limit(query))
         else:
-            pending = self._start_threads().submit(_guarded, task, query, answer.text)
+            with self._lock:
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="reward-judge")
+                pending = self._threads.submit(_guarded, task, query, answer.text)
 
         def relay(done: Future[Verdict]) -> None:
             try:
@@ -223,24 +232,12 @@ class RewardRouter:
                 return Score(0.0, 0.0, 0.0, status="error", reason=f"reward part {name!r} is {value}")
         return Score(verdict.accuracy, well, total, parts, verdict.status, verdict.reason)
 
-    def _official(self, query: Query) -> Score:
-        from rewards.official import judge_official
-
-        verdict = judge_official(query)
-        return Score(verdict.accuracy, 1.0, verdict.accuracy, verdict.parts, verdict.status, verdict.reason)
-
     def _start_pool(self) -> ScoringPool:
         with self._lock:
             if self._pool is None:
                 heavy = {name: task for name, task in self.tasks.items() if task.lane == "process"}
                 self._pool = ScoringPool(heavy, self._workers, self._memory_mb)
             return self._pool
-
-    def _start_threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="reward-judge")
-            return self._threads
 
     def warm_up(self) -> None:
         """Start the pool now, so that its processes import their libraries while something else goes on."""

@@ -57,8 +57,8 @@ class Closeness:
         if not text:
             return []
         if kind in self.intervals:
-            found, gold = find_interval(text)[0], gold_interval(query.ground_truth)
-            return [] if found is None else [abs(f - g) for f, g in zip(found, gold, strict=True)]
+            found, ends = find_interval(text)[0], gold_interval(query.ground_truth)
+            return [] if found is None else [abs(f - g) for f, g in zip(found, ends, strict=True)]
         if kind in self.numbers:
             number, gold = find_number(text)[0], gold_number(query.ground_truth)
             return [] if number is None else [abs(number.value - gold.value)]

@@ -49,7 +49,7 @@ class LengthBand:
 
     def __init__(self, low: int, high: int, weight: float = 0.1) -> None:
         if not 0 <= low <= high:
-            raise ValueError(f"low={low} and high={high} are no band: 0 <= low <= high")
+            raise ValueError(f"low={low} and high={high} must satisfy 0 <= low <= high")
         self.low, self.high, self.weight = low, high, weight
 
     def __call__(self, query: Query) -> float:

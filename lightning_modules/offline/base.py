@@ -13,7 +13,6 @@ import lightning as L
 from lightning_modules.offline.schedule import optional_share
 from lightning_modules.offline.trajectories import Limits, RejectedError, TrajectoryReader, read_trajectory_files
 from rewards.base import Score
-from rewards.sample import submit_response
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch
@@ -134,7 +133,7 @@ class OfflineCallback(L.Callback):
         for prompt in prompts:
             trajectory = self.reader.get(prompt)
             if trajectory is not None and prompt.uid not in self._scores and prompt.uid not in pending:
-                pending[prompt.uid] = submit_response(self._router, prompt.sample, trajectory.response())
+                pending[prompt.uid] = self._router.submit_response(prompt.sample, trajectory.response())
         wait(pending.values(), timeout=self._score_timeout)
         late = Score(0.0, 0.0, 0.0, status="timeout", reason=f"no verdict within {self._score_timeout:g} s")
         for uid, future in pending.items():

@@ -141,7 +141,8 @@ def _explicit(clean: str, options: OptionSet, patterns: dict[str, re.Pattern[str
             statements.append((start, clean.find(content, start) + len(content) + 1, label))
     for match in patterns["cue"].finditer(clean):
         raw = match.group("p") or match.group("l")
-        if match.group("l") and raw.islower() and not _ends_clause(clean, match.end()):
+        ends_clause = re.match(r"\s*(?:$|[.,;:!?)\]\n])", clean[match.end() : match.end() + 8])
+        if match.group("l") and raw.islower() and not ends_clause:
             continue
         if match.group("l") and raw in ("A", "I") and not _letter_not_word(clean, match.end(), raw, options):
             continue
@@ -194,10 +195,6 @@ def _stated_text(clean: str, options: OptionSet) -> str | None:
         return None
     tail = re.split(r"\n|(?<=[.!?])\s", clean[cues[-1].end() :], maxsplit=1)[0]
     return _by_text(tail, options, exact=True) or _by_text(tail, options, exact=False)
-
-
-def _ends_clause(text: str, end: int) -> bool:
-    return re.match(r"\s*(?:$|[.,;:!?)\]\n])", text[end : end + 8]) is not None
 
 
 def _letter_not_word(text: str, end: int, letter: str, options: OptionSet) -> bool:

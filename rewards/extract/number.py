@@ -235,11 +235,9 @@ def _alternatives(clean: str, first: Number, second: Number) -> bool:
     between = clean[first.end : second.start]
     if " and" in between and re.search(r"\bbetween\s*$", clean[max(0, first.start - 20) : first.start], re.IGNORECASE):
         return True
-    return len(between) < 24 and _ALTERNATIVE.search(_strip_unit(between)) is not None
-
-
-def _strip_unit(between: str) -> str:
-    return re.sub(r"^\s?[A-Za-z%°²]+\s", " ", between) if re.match(r"\s?[A-Za-z%°²]+\s+\S", between) else between
+    has_unit = re.match(r"\s?[A-Za-z%°²]+\s+\S", between)
+    short = re.sub(r"^\s?[A-Za-z%°²]+\s", " ", between) if has_unit else between
+    return len(between) < 24 and _ALTERNATIVE.search(short) is not None
 
 
 def _pick(clean: str, numbers: list[Number]) -> int:

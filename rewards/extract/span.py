@@ -54,29 +54,23 @@ def find_interval(text: str) -> tuple[Interval | None, str]:
             return interval, ""
         if isinstance(value, Mapping):
             return None, "the JSON holds no interval of two numbers"
-    clean = _SPELLED.sub(_spelled_seconds, _ORDINAL.sub("", _HEDGE.sub("", normalise(text))))
+    clean = _SPELLED.sub(
+        lambda m: f"{float(m['h'] or 0) * 3600 + float(m['m'] or 0) * 60 + float(m['s'] or 0):g}s",
+        _ORDINAL.sub("", _HEDGE.sub("", normalise(text))),
+    )
     starts, ends = _START.findall(clean), _END.findall(clean)
     if starts and ends:
         return _ordered(_seconds(starts[-1]), _seconds(ends[-1])), ""
     for sentence in reversed(re.split(r"(?<=[^.][.!?。])\s+|\n+", clean)):
-        pairs = [_ordered(_seconds(m["a"]), _seconds(m["b"])) for m in _pairs(sentence)]
+        matches = list(_PAIR.finditer(sentence))
+        # A comma joins two times only where nothing more explicit does.
+        explicit = [m for m in matches if "," not in m.group(0) and ";" not in m.group(0)]
+        pairs = [_ordered(_seconds(m["a"]), _seconds(m["b"])) for m in explicit or matches]
         if len(set(pairs)) > 1:
             return None, f"{len(set(pairs))} different intervals in one sentence"
         if pairs:
             return pairs[0], ""
     return None, "no interval in the answer"
-
-
-def _spelled_seconds(match: re.Match[str]) -> str:
-    hours, minutes, seconds = (float(match[name] or 0) for name in ("h", "m", "s"))
-    return f"{hours * 3600 + minutes * 60 + seconds:g}s"
-
-
-def _pairs(sentence: str) -> list[re.Match[str]]:
-    """Explicit "a to b" pairs; a comma joins two times only where nothing more explicit does."""
-    matches = list(_PAIR.finditer(sentence))
-    explicit = [m for m in matches if "," not in m.group(0) and ";" not in m.group(0)]
-    return explicit or matches
 
 
 def _seconds(text: str) -> float:

@@ -9,6 +9,8 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
+from rewards.extract.number import clock_seconds, parse_number
+
 _TRAILING_COMMA = re.compile(r",(\s*[\]}])")
 _MARK = re.compile(r"[{}\[\]\"'\\]")
 _MAX_DEPTH = 20
@@ -85,8 +87,6 @@ def as_float(value: Any) -> float | None:
     if isinstance(value, (int, float)):
         number = float(value) if abs(value) < 1e300 else float("inf")
     elif isinstance(value, str):
-        from rewards.extract.number import clock_seconds, parse_number
-
         seconds = float(value) if value.isdecimal() and len(value) < 16 else clock_seconds(value)
         if seconds is None:
             parsed = parse_number(value)

@@ -93,12 +93,23 @@ class Judge:
             {"role": "system", "content": self.instructions},
             {"role": "user", "content": json.dumps(parts, ensure_ascii=False)},
         ]
-        path = self._path(messages)
-        known = self._load(path)
-        if known is not None:
+        if self.cache_dir is None:
+            return self._ask(messages)
+        content = json.dumps([self.backend.name, messages], sort_keys=True, ensure_ascii=False)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        path = self.cache_dir / digest[:2] / f"{digest}.json"
+        try:
+            known = read_grade(path.read_text(encoding="utf-8"))
+        except OSError:
+            known = None
+        if known is not None:  # a damaged file counts as absent and is written again
             return known
         grade = self._ask(messages)
-        self._store(path, grade)
+        try:
+            # Whole, so that ranks that share the folder never see half a verdict; the verdict counts either way.
+            write_json(path, {"reason": grade.reason, "score": grade.score})
+        except OSError as error:
+            log.warning("cannot keep a verdict in %s (%s); it is used, and asked for again next time", path, error)
         return grade
 
     def _ask(self, messages: Messages) -> Grade:
@@ -118,29 +129,6 @@ class Judge:
                 return grade
             problem = f"no JSON verdict in the reply {reply[:200]!r}"
         raise JudgeError(f"the judge {self.backend.name} gave no verdict in {self.attempts} attempts: {problem}")
-
-    def _path(self, messages: Messages) -> Path | None:
-        if self.cache_dir is None:
-            return None
-        content = json.dumps([self.backend.name, messages], sort_keys=True, ensure_ascii=False)
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        return self.cache_dir / digest[:2] / f"{digest}.json"
-
-    def _load(self, path: Path | None) -> Grade | None:
-        """A stored verdict; a damaged file counts as absent and is written again."""
-        try:
-            return read_grade(path.read_text(encoding="utf-8")) if path is not None else None
-        except OSError:
-            return None
-
-    def _store(self, path: Path | None, grade: Grade) -> None:
-        """Write whole, so that ranks that share the folder never see half a verdict; the verdict counts either way."""
-        if path is None:
-            return
-        try:
-            write_json(path, {"reason": grade.reason, "score": grade.score})
-        except OSError as error:
-            log.warning("cannot keep a verdict in %s (%s); it is used, and asked for again next time", path, error)
 
 
 def read_grade(reply: str) -> Grade | None:
@@ -176,29 +164,24 @@ class OpenAIBackend:
         json_mode: bool = True,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url={base_url!r} is no http address")
+            raise ValueError(f"base_url={base_url!r} is not an http address")
         self.model, self.base_url, self.api_key_env = model, base_url, api_key_env
         self.timeout_s, self.max_tokens, self.json_mode = timeout_s, max_tokens, json_mode
         self.name = f"{model}@{base_url}"
         self._client: Any = None
         self._lock = threading.Lock()
 
-    def _connect(self) -> Any:
+    def complete(self, messages: Messages) -> str:
+        """One call."""
         import openai
 
         with self._lock:
             if self._client is None:
                 key = os.environ.get(self.api_key_env) or "none"
                 self._client = openai.OpenAI(base_url=self.base_url, api_key=key, timeout=self.timeout_s, max_retries=0)
-            return self._client
-
-    def complete(self, messages: Messages) -> str:
-        """One call."""
-        import openai
-
         extra = {"response_format": {"type": "json_object"}} if self.json_mode else {}
         try:
-            reply = self._connect().chat.completions.create(
+            reply = self._client.chat.completions.create(
                 model=self.model, messages=messages, temperature=0.0, max_tokens=self.max_tokens, **extra
             )
         except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from rewards.base import Query, Verdict
-from rewards.official import grounding, judged, letters, numbers, streaming
+from rewards.official import free_form, grounding, letters, numbers, streaming
 
 Scorer = Callable[[Query], float | None]
 
@@ -20,17 +20,17 @@ _SCORERS: dict[str, Scorer] = {
     "Video-MME": letters.video_mme,
     "Video-MME-v2": letters.video_mme_v2,
     "MVBench": letters.mvbench,
-    "TempCompass": judged.tempcompass,
+    "TempCompass": free_form.tempcompass,
     "MotionBench": letters.motionbench,
     "LVBench": letters.lvbench,
     "LongVideoBench": letters.longvideobench,
     "MLVU": letters.mlvu,
     "Video-Holmes": letters.video_holmes,
     "MINERVA": letters.minerva,
-    "VCR-Bench": judged.vcr_bench,
-    "VideoReasonBench": judged.video_reason_bench,
+    "VCR-Bench": free_form.vcr_bench,
+    "VideoReasonBench": free_form.video_reason_bench,
     "LongVideo-Reason": letters.longvideo_reason,
-    "MMVU": judged.mmvu,
+    "MMVU": free_form.mmvu,
     "Video-MMMU": numbers.video_mmmu,
     "VideoMathQA": letters.video_math_qa,
     "VSI-Bench": numbers.vsi_bench,
@@ -39,7 +39,7 @@ _SCORERS: dict[str, Scorer] = {
     "OVO-Bench": streaming.ovo_bench,
     "ODV-Bench": letters.odv_bench,
     "LiveSports-3K-QA": letters.livesports,
-    "EasyVideoR1-common": judged.common,
+    "EasyVideoR1-common": free_form.common,
 }
 _ALIASES = {
     "Video-Holmes": ("holmes",),

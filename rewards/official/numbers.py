@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from rewards.base import Query
@@ -22,7 +23,10 @@ def video_mmmu(query: Query) -> float:
         return 0.0
     if query.options:
         return float(_choice(text, query.options) == gold(query))
-    return float(_open_matches(str(query.ground_truth), _open_values(text)))
+    wanted, values = _normal(str(query.ground_truth)), _open_values(text)
+    texts = [value for value in wanted if isinstance(value, str)]
+    # A text that contains the answer, or a number that equals it.
+    return float(any(any(t in v for t in texts) if isinstance(v, str) else v in wanted for v in values))
 
 
 def _choice(text: str, options: tuple[str, ...]) -> str:
@@ -85,37 +89,26 @@ def _open_values(text: str) -> list[float | str]:
     return [value for entry in values for value in _normal(entry)]
 
 
-def _open_matches(answer: str, values: list[float | str]) -> bool:
-    """A text value that contains the answer, or a number that equals it."""
-    wanted = _normal(answer)
-    texts = [value for value in wanted if isinstance(value, str)]
-    return any(any(t in v for t in texts) if isinstance(v, str) else v in wanted for v in values)
-
-
 def vsi_bench(query: Query) -> float:
     """First token only; letters compared in any case, numbers by mean relative accuracy in floating point."""
     token = query.response.split(" ")[0].rstrip(".").strip()
-    if query.options or not _is_number(str(query.ground_truth)):
+    try:
+        target = None if query.options else float(str(query.ground_truth))
+    except ValueError:
+        target = None
+    if target is None:
         return float(token.lower() == str(query.ground_truth).strip().lower())
     try:
-        predicted = float(token)
+        return mean_relative_accuracy(float(token), target)
     except ValueError:
         return 0.0
-    return mean_relative_accuracy(predicted, float(query.ground_truth))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def mean_relative_accuracy(predicted: float, target: float) -> float:
-    """The original's arithmetic: ten float64 points from 0.5 to 0.95, `<=`. An error of exactly 0.2 misses 0.8."""
-    import numpy as np
+    """The original's arithmetic: ten float64 points from 0.5 to 0.95, `<=`. An error of exactly 0.2 misses 0.8.
 
-    points = np.linspace(0.5, 0.95, int((0.95 - 0.5) / 0.05 + 2))
-    with np.errstate(all="ignore"):
-        return float((np.abs(np.float64(predicted) - target) / np.float64(target) <= 1 - points).mean())
+    As in numpy, a gold of 0 divides to infinity or to NaN and passes no point.
+    """
+    error = abs(predicted - target) / target if target else math.inf
+    points = [*(0.5 + i * ((0.95 - 0.5) / 9) for i in range(9)), 0.95]
+    return sum(error <= 1 - point for point in points) / 10

@@ -95,7 +95,8 @@ def read_tests(query: Query) -> tuple[list[_Program], list[str | _Check]]:
             if not gold.strip():
                 raise ValueError("the record has neither tests nor an expected output")
             parsed = _json(gold) if gold.lstrip()[:1] in "[{" else None
-            is_tests = bool(parsed) and (isinstance(parsed, dict) or isinstance(parsed[0], dict))
+            first = parsed[0] if isinstance(parsed, list) and parsed else parsed
+            is_tests = bool(parsed) and isinstance(first, dict)
             if not is_tests and not gold.lstrip().startswith("assert "):
                 return [_Program(str(query.fields.get("stdin", "")), gold)], []
             tests = parsed if is_tests else gold
@@ -136,12 +137,14 @@ def _lines(value: Any) -> str:
 def _from_columns(tests: Mapping[str, Any]) -> tuple[list[_Program], list[str | _Check]]:
     inputs, outputs = tests.get("inputs", []), tests.get("outputs", [])
     if not inputs or len(inputs) != len(outputs):
-        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs are no tests")
+        raise ValueError(
+            f"{len(inputs)} inputs and {len(outputs)} outputs are not tests: they must be as many, and at least one"
+        )
     name = tests.get("fn_name")
     if not name:
         return [_Program(_lines(i), _lines(o)) for i, o in zip(inputs, outputs, strict=True)], []
     if not str(name).isidentifier():
-        raise ValueError(f"fn_name={name!r} is no function name")
+        raise ValueError(f"fn_name={name!r} is not a function name")
     checks: list[str | _Check] = []
     for arguments, expected in zip(inputs, outputs, strict=True):
         call = f"{name}({', '.join(map(repr, arguments))})"
@@ -156,7 +159,7 @@ def _asserts(text: str) -> list[str | _Check]:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise ValueError(f"the test {text[:80]!r} is no Python: {error}") from error
+        raise ValueError(f"the test {text[:80]!r} is not valid Python: {error}") from error
     steps: list[str | _Check] = []
     for node in tree.body:
         if not isinstance(node, ast.Assert):
@@ -232,7 +235,7 @@ class Code(TaskReward):
         try:
             compile(source, "solution.py", "exec", flags=ast.PyCF_ONLY_AST)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return Verdict(0.0, reason=f"the program is no Python: {error}"[:300], parts={"tests_passed": 0.0})
+            return Verdict(0.0, reason=f"the program is not valid Python: {error}"[:300], parts={"tests_passed": 0.0})
         passed, total = 0, 0
         for program in programs[: self.max_tests]:
             run = run_python({"main.py": source}, program.stdin, self.limits)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from apted import APTED, Config
+
 from rewards.base import Lane, Query, TaskReward, Verdict, unparsable
 from rewards.extract.code import fenced
 
@@ -61,16 +63,21 @@ def _convert(element: Any) -> Node:
     return node
 
 
-def rename_cost(a: Node, b: Node) -> float:
-    """0 for equal elements, 1 for different tags, else half the text's distance plus half that of the attributes."""
-    from rapidfuzz.distance import Levenshtein
+class Costs(Config):
+    """Costs of the edit distance: 1 for an element more or less."""
 
-    if a.tag != b.tag:
-        return 1.0
-    text = 0.0 if a.text == b.text else float(Levenshtein.normalized_distance(a.text[:2000], b.text[:2000]))
-    union = a.attributes | b.attributes
-    attributes = 1 - len(a.attributes & b.attributes) / len(union) if union else 0.0
-    return 0.5 * text + 0.5 * attributes
+    def rename(self, node1: Node, node2: Node) -> float:
+        """0 for equal elements, 1 for different tags, else half the text's distance plus half the attributes'."""
+        from rapidfuzz.distance import Levenshtein
+
+        if node1.tag != node2.tag:
+            return 1.0
+        text = 0.0
+        if node1.text != node2.text:
+            text = float(Levenshtein.normalized_distance(node1.text[:2000], node2.text[:2000]))
+        union = node1.attributes | node2.attributes
+        attributes = 1 - len(node1.attributes & node2.attributes) / len(union) if union else 0.0
+        return 0.5 * text + 0.5 * attributes
 
 
 class HTML(TaskReward):
@@ -103,12 +110,6 @@ class HTML(TaskReward):
 
     def judge(self, query: Query, answer: str) -> Verdict:
         """Accuracy in [0, 1]. Raises ValueError for a gold without elements."""
-        from apted import APTED, Config
-
-        class Costs(Config):
-            def rename(self, node1: Node, node2: Node) -> float:
-                return rename_cost(node1, node2)
-
         gold = parse_tree(fenced(str(query.ground_truth)))
         if not gold.children:
             raise ValueError("the gold answer holds no HTML element")

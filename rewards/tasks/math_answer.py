@@ -63,7 +63,7 @@ def _equal(gold: str, text: str) -> bool | None:
 
     target = _parsed(gold)
     if not target:
-        raise ValueError(f"the gold answer {gold[:80]!r} is no mathematical expression")
+        raise ValueError(f"the gold answer {gold[:80]!r} is not a mathematical expression")
     found = _parsed(text)
     return bool(verify(target, found, timeout_seconds=None)) if found else None
 
@@ -110,7 +110,7 @@ class MathAnswer(TaskReward):
         if ours is not None and theirs is not None:
             return Verdict(float(ours == theirs))
         equal = _equal(gold, text)
-        return unparsable("the answer is no mathematical expression") if equal is None else Verdict(float(equal))
+        return unparsable("the answer is not a mathematical expression") if equal is None else Verdict(float(equal))
 
     def well_formed(self, query: Query, answer: str) -> bool:
         """A short expression, boxed or not."""

@@ -107,9 +107,8 @@ class OpenEnded(TaskReward):
     """Free text. What the gold answer looks like decides how it is compared:
 
     interval: correct when tIoU > 0.7; box: when IoU > 0.5; number, with a unit at most: equal to two decimals; yes or
-    no: same polarity; at most four words: the
-    stated answer equals the gold, or its last sentence ends in it without negation or listing; anything longer: mean
-    of ROUGE-1, -2 and -L (F1).
+    no: same polarity; at most four words: the stated answer equals the gold, or its last sentence ends in it without
+    negation or listing; anything longer: mean of ROUGE-1, -2 and -L (F1).
 
     Args:
         aliases: further names of the problem type.
@@ -145,7 +144,7 @@ class OpenEnded(TaskReward):
             return Verdict(0.0)
         if _FORMULA.fullmatch(gold):  # parts of a formula are no partial answer
             return Verdict(float(f" {fold_answer(gold)} " in f" {fold_answer(stated_answer(answer))} "))
-        # "The result is ..." inside of a long description is a sentence of it, not an introduction to the answer.
+        # "The result is ..." inside a long description is a sentence of it, not an introduction to the answer.
         parts = rouge(stated_answer(answer) if len(gold.split()) <= PHRASE_WORDS else answer, gold)
         return Verdict(sum(parts.values()) / len(parts), parts=parts)
 
@@ -156,7 +155,11 @@ class OpenEnded(TaskReward):
             interval, box = interval_of(value), box_of(value)
             if interval is not None:
                 found = find_interval(answer)[0]
-                return float(found is not None and _in_order(answer) and interval_iou(found, interval) > 0.7)
+                # A bracketed interval must not be reversed; prose is read in either order.
+                said = find_structure(answer, (list,))
+                ends = [float(x) for x in said if isinstance(x, (int, float))] if said else []
+                reversed_ = len(ends) == 2 and ends[0] >= ends[1]
+                return float(found is not None and not reversed_ and interval_iou(found, interval) > 0.7)
             if box is not None:
                 other = find_box(answer)[0]
                 return float(other is not None and box_iou(other, box) > 0.5)
@@ -195,10 +198,3 @@ def _number_with_unit(answer: str, gold: str) -> float | None:
     if unit and behind and behind.group(1)[0].lower() != unit[0].lower():
         return None
     return 1.0
-
-
-def _in_order(answer: str) -> bool:
-    """A bracketed interval must not be reversed; prose is read in either order."""
-    value = find_structure(answer, (list,))
-    numbers = [float(x) for x in value if isinstance(x, (int, float))] if value else []
-    return len(numbers) != 2 or numbers[0] < numbers[1]

@@ -11,6 +11,7 @@ from rewards.extract.structured import as_float, find_structure
 from rewards.geometry import CoordinateSystem, aligned, box_iou, interval_iou
 
 _MAX_BOXES = 10_000
+_KEYS = ("time", "frame", "second", "t", "frame_index", "timestamp")
 
 
 def read_boxes(value: Any) -> dict[int, Box]:
@@ -22,7 +23,10 @@ def read_boxes(value: Any) -> dict[int, Box]:
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        items = [_keyed(i, item) for i, item in enumerate(value)]
+        items = []
+        for index, item in enumerate(value):
+            named = [item[key] for key in _KEYS if key in item] if isinstance(item, Mapping) else []
+            items.append((named[0] if named else index, item))
     else:
         return {}
     boxes: dict[int, Box] = {}
@@ -31,14 +35,6 @@ def read_boxes(value: Any) -> dict[int, Box]:
         if number is not None and box is not None and abs(number) < 1e9:
             boxes.setdefault(round(number), box)
     return boxes
-
-
-def _keyed(index: int, item: Any) -> tuple[Any, Any]:
-    if isinstance(item, Mapping):
-        for name in ("time", "frame", "second", "t", "frame_index", "timestamp"):
-            if name in item:
-                return item[name], item
-    return index, item
 
 
 def read_tube(value: Any) -> tuple[Interval | None, dict[int, Box]]:

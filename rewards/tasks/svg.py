@@ -31,7 +31,7 @@ def render(source: str, side: int) -> np.ndarray:
     from PIL import Image
 
     if _OUTSIDE.search(source):
-        raise ValueError("the SVG refers to something outside of itself")
+        raise ValueError("the SVG refers to something outside itself")
     if "xmlns" not in source.split(">", 1)[0]:
         source = re.sub(r"<svg\b", '<svg xmlns="http://www.w3.org/2000/svg"', source, count=1, flags=re.IGNORECASE)
     # System fonts differ between machines: text is left out on both sides rather than drawn differently.
@@ -41,14 +41,11 @@ def render(source: str, side: int) -> np.ndarray:
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     if picture.size != (side, side):
         canvas = Image.new("RGB", (side, side), "white")
-        canvas.paste(picture.resize(_fit(picture.size, side)))
+        scale = side / max(picture.size)
+        width, height = (max(1, round(length * scale)) for length in picture.size)
+        canvas.paste(picture.resize((width, height)))
         picture = canvas
     return np.asarray(picture, dtype=np.float32) / 255.0
-
-
-def _fit(size: tuple[int, int], side: int) -> tuple[int, int]:
-    scale = side / max(size)
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 @lru_cache(maxsize=1024)
@@ -96,11 +93,11 @@ class SVG(TaskReward):
             picture = render(source, self.side)
         except ValueError as error:
             return unparsable(f"the SVG cannot be rendered: {error}"[:300])
-        error = float(((picture - gold) ** 2).mean())
+        mse = float(((picture - gold) ** 2).mean())
         flat = float(((gold - gold.mean(axis=(0, 1))) ** 2).mean())
         if flat < 1e-6:
-            return Verdict(float(error < 1e-4), parts={"mse": error})
-        return Verdict(max(0.0, 1.0 - error / flat), parts={"mse": error})
+            return Verdict(float(mse < 1e-4), parts={"mse": mse})
+        return Verdict(max(0.0, 1.0 - mse / flat), parts={"mse": mse})
 
     def well_formed(self, query: Query, answer: str) -> bool:
         """One complete SVG element."""

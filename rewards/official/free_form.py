@@ -1,4 +1,4 @@
-"""Official rules of the benchmarks that hand undecided answers to a language model, and the parsers of its replies."""
+"""Official scorers of the benchmarks with free-form answers; what their rules leave open, a language model decides."""
 
 from __future__ import annotations
 
@@ -8,38 +8,28 @@ import string
 from rewards.base import Query
 from rewards.extract.choice import parse_options
 from rewards.extract.structured import find_structure
-from rewards.geometry import box_iou
+from rewards.geometry import box_iou, interval_iou
+from rewards.judge.replies import LETTERS, binary_verdict, captioning_verdict, correct_word
 from rewards.official.letters import gold
-
-_LETTERS = "ABCD"
+from rewards.tasks.numerical import Numerical
 
 
 def tempcompass(query: Query) -> float | None:
     """Rules per format; None where they find no answer and the language model decides."""
     kind = re.sub(r"[\s_\-]+", " ", query.problem_type.casefold())
     if "judge reply" in kind:
-        return _captioning(query) if "captioning" in kind else correct_word(query.response)
+        reply, target = query.response, str(query.ground_truth)
+        return captioning_verdict(reply, target) if "captioning" in kind else correct_word(reply)
+    answer, target = query.response, str(query.ground_truth)
     if kind.startswith("yes no") or kind == "boolean":
-        return _yes_no(query)
+        said = next((word for word in ("yes", "no") if answer.lower().startswith(word)), None)
+        return None if said is None else float(said == target)
     if "caption" in kind:
         return None if kind == "captioning" else _caption_matching(query)
-    return _tempcompass_choice(query)
-
-
-def _tempcompass_choice(query: Query) -> float | None:
-    answer, target = query.response, str(query.ground_truth)
     if answer == target:
         return 1.0
-    if answer in tuple(_LETTERS) or answer[:2] in {f"{x}{mark}" for x in _LETTERS for mark in ".)"}:
+    if answer in tuple(LETTERS) or answer[:2] in {f"{letter}{mark}" for letter in LETTERS for mark in ".)"}:
         return float(answer[0] == target[:1])
-    return None
-
-
-def _yes_no(query: Query) -> float | None:
-    answer = query.response.lower()
-    for word in ("yes", "no"):
-        if answer.startswith(word):
-            return float(word == str(query.ground_truth))
     return None
 
 
@@ -65,31 +55,13 @@ def _caption_matching(query: Query) -> float | None:
     return float(said in (target, target.split(":")[0], sentence.split(": ")[0], head.split()[-1]))
 
 
-def _captioning(query: Query) -> float:
-    """Option in the last "Answer" line equals the gold's, with one option letter in it; -1 for an empty reply."""
-    reply = query.response
-    if not reply or reply == "invalid_request_error":
-        return -1.0
-    lines = [line.strip().replace("Answer:", "").strip() for line in reply.split("\n") if "Answer" in line]
-    answer = lines[-1] if lines else reply
-    letters = sum(answer.count(f"{letter}.") for letter in _LETTERS)
-    return float(letters == 1 and answer.split(". ")[0] == str(query.ground_truth).split(". ")[0])
-
-
-def correct_word(reply: str) -> float:
-    """1 for "Correct" without "Incorrect", or in front of it; case-sensitive."""
-    if reply.startswith("Correct"):
-        return 1.0
-    return float("Correct" in reply and "Incorrect" not in reply)
-
-
 def vcr_bench(query: Query) -> float | None:
     """On an extracted answer: intervals by tIoU > 0.7, boxes of integers by IoU > 0.5, the rest by the model."""
     mine, theirs = _plain_list(query.response), _plain_list(str(query.ground_truth))
     if mine is None or theirs is None or len(mine) != len(theirs):
         return None
     if len(mine) == 2:
-        return float(_hull_iou(mine, theirs) > 0.7)
+        return float(interval_iou((mine[0], mine[1]), (theirs[0], theirs[1])) > 0.7)
     return float(box_iou((mine[0], mine[1], mine[2], mine[3]), (theirs[0], theirs[1], theirs[2], theirs[3])) > 0.5)
 
 
@@ -100,12 +72,6 @@ def _plain_list(text: str) -> list[float] | None:
     if value is None or len(value) not in (2, 4) or not all(type(x) in kinds for x in value):
         return None
     return [float(x) for x in value]
-
-
-def _hull_iou(a: list[float], b: list[float]) -> float:
-    overlap = max(0.0, min(a[1], b[1]) - max(a[0], b[0]))
-    union = (a[1] - a[0]) + (b[1] - b[0]) - overlap
-    return overlap / union if union > 0 else 0.0
 
 
 def video_reason_bench(query: Query) -> float | None:
@@ -151,23 +117,12 @@ def _mmvu_open(answer: str, target: str) -> bool:
     )
     if 2 <= len(wanted_words) <= 5 and all(w in said_words for w in wanted_words if len(w) > 2):
         return True
-    big_o = [re.search(r"o\s*\([^)]+\)", t) for t in (said, wanted)]
-    return all(big_o) and big_o[0].group(0) == big_o[1].group(0)  # type: ignore[union-attr]
-
-
-def binary_verdict(reply: str) -> float:
-    """1 when a judge's reply says "Judgement: 1", whatever the markdown, case and spacing; else 0."""
-    text = re.sub(r"[*_`#]", "", reply)
-    found = re.findall(r"judge?ment\s*(?:[:：=]|is)\s*[\[(\"']?\s*([01])(?![\d.]*\d)", text, re.IGNORECASE)
-    if found:
-        return float(found[-1])
-    return float(text.strip() == "1")
+    mine_o, theirs_o = (re.search(r"o\s*\([^)]+\)", t) for t in (said, wanted))
+    return mine_o is not None and theirs_o is not None and mine_o.group(0) == theirs_o.group(0)
 
 
 def common(query: Query) -> float:
     """The shared rules: numbers equal after a sane parse, and binary judge replies."""
     if "judge" in query.problem_type.casefold():
         return binary_verdict(query.response)
-    from rewards.tasks.numerical import Numerical
-
     return Numerical().judge(query, query.response).accuracy

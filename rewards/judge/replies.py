@@ -1,4 +1,4 @@
-"""Reading verdicts out of a judge model's reply; also a task type, so that stored replies can be scored again."""
+"""Verdicts in the replies of judge models; a task type too, so that stored replies can be scored again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Literal
 
 from rewards.base import Query, TaskReward, Verdict, unparsable
 from rewards.extract.sections import plain
-from rewards.official.judged import binary_verdict
 from rewards.tasks.multiple_choice import MultipleChoice
 
 Kind = Literal["binary", "correct", "option"]
-
-
+LETTERS = "ABCD"
 _CORRECT = re.compile(r"\b(?P<n>not\s+|isn't\s+)?(?P<i>in)?correct\b", re.IGNORECASE)
 _ANSWER = re.compile(r"^\W*(?:final\s+)?answer\W*:\s*", re.IGNORECASE | re.MULTILINE)
 
@@ -22,6 +20,32 @@ def correct_verdict(reply: str) -> float:
     """1.0 when every "correct" or "incorrect" of the reply says correct ("not" turns it round), else 0.0."""
     said = {bool(m["n"]) == bool(m["i"]) for m in _CORRECT.finditer(plain(reply))}
     return float(said == {True})
+
+
+def binary_verdict(reply: str) -> float:
+    """1 when a judge's reply says "Judgement: 1", whatever the markdown, case and spacing; else 0."""
+    text = re.sub(r"[*_`#]", "", reply)
+    found = re.findall(r"judge?ment\s*(?:[:：=]|is)\s*[\[(\"']?\s*([01])(?![\d.]*\d)", text, re.IGNORECASE)
+    if found:
+        return float(found[-1])
+    return float(text.strip() == "1")
+
+
+def correct_word(reply: str) -> float:
+    """1 for "Correct" without "Incorrect", or in front of it; case-sensitive."""
+    if reply.startswith("Correct"):
+        return 1.0
+    return float("Correct" in reply and "Incorrect" not in reply)
+
+
+def captioning_verdict(reply: str, target: str) -> float:
+    """Option in the last "Answer" line equals the target's, with one option letter in it; -1 for an empty reply."""
+    if not reply or reply == "invalid_request_error":
+        return -1.0
+    lines = [line.strip().replace("Answer:", "").strip() for line in reply.split("\n") if "Answer" in line]
+    answer = lines[-1] if lines else reply
+    letters = sum(answer.count(f"{letter}.") for letter in LETTERS)
+    return float(letters == 1 and answer.split(". ")[0] == target.split(". ")[0])
 
 
 class JudgeReply(TaskReward):
