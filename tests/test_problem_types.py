@@ -14,7 +14,6 @@ from datamodules.prompts import PromptTemplates, slug
 from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.launch.config import ConfigError, build, build_data, compose
 from lightning_modules.launch.runs import load_run_config
-from rewards.sample import submit_response
 from rollout.types import Response
 
 REWARDS = sorted(path.stem for path in (CONF_DIR / "reward").glob("*.yaml"))
@@ -73,7 +72,7 @@ def test_every_route_and_alias_is_loaded_prompted_and_scored(tmp_path: Path, rew
         for sample in samples:
             own = slug(sample.problem_type) in templates.names()
             assert ("final answer inside" in templates.render(sample)) == (not own)
-            score = submit_response(router, sample, respond(f"<answer>{sample.answer}</answer>")).result(timeout=120)
+            score = router.submit_response(sample, respond(f"<answer>{sample.answer}</answer>")).result(timeout=120)
             assert score.status in ("ok", "not_judged"), (sample, score)
 
 

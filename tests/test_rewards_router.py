@@ -69,7 +69,7 @@ def test_settings_are_checked() -> None:
         RewardRouter({"a": Boolean(aliases=["yes no"]), "b": MultipleChoice(aliases=["yes-no"])})
     with pytest.raises(ValueError, match="buffer=0"):
         SoftOverlong(max_tokens=10, buffer=0)
-    with pytest.raises(ValueError, match="no band"):
+    with pytest.raises(ValueError, match="low <= high"):
         LengthBand(low=5, high=4)
 
 

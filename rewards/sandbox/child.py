@@ -86,7 +86,7 @@ def unshare_all():
 
 
 def build_root(config):
-    """A root of read-only system folders, an own /proc, four devices and the writable /box; then pivot into it."""
+    """A root of read-only system folders, its own /proc, four devices and the writable /box; then pivot into it."""
     root = config["root"]
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")

@@ -1,6 +1,6 @@
 """Code: the program really runs, in the sandbox, against the record's tests or its expected output.
 
-Expected values stay outside of the sandbox wherever the test allows it: a program under test cannot read, patch or
+Expected values stay outside the sandbox wherever the test allows it: a program under test cannot read, patch or
 print its way to them.
 """
 
@@ -74,7 +74,7 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Check:
-    """One condition on the program's functions; with `expected` the value is compared outside of the sandbox."""
+    """One condition on the program's functions; with `expected` the value is compared outside the sandbox."""
 
     source: str
     has_expected: bool = False

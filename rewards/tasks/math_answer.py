@@ -58,7 +58,7 @@ def _parsed(text: str) -> Any:
 
 @lru_cache(maxsize=8192)
 def _equal(gold: str, text: str) -> bool | None:
-    """Whether both are equal, None when `text` is no expression; the responses of a group repeat each other."""
+    """Whether both are equal, None when `text` is not an expression; the responses of a group repeat each other."""
     from math_verify import verify
 
     target = _parsed(gold)
@@ -95,7 +95,7 @@ class MathAnswer(TaskReward):
         self.judge(Query("2", "x+1", "math"), "\\boxed{\\sqrt{2}}")
 
     def judge(self, query: Query, answer: str) -> Verdict:
-        """Accuracy 1.0 or 0.0. Raises ValueError when the gold is no expression."""
+        """Accuracy 1.0 or 0.0. Raises ValueError when the gold is not an expression."""
         gold = final_expression(str(query.ground_truth))
         if not gold:
             raise ValueError("the gold answer is empty")

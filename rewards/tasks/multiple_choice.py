@@ -13,7 +13,7 @@ class MultipleChoice(TaskReward):
         return parse_options(query.options, str(query.ground_truth))
 
     def judge(self, query: Query, answer: str) -> Verdict:
-        """Accuracy 1.0 or 0.0. Raises ValueError when the gold answer is no option."""
+        """Accuracy 1.0 or 0.0. Raises ValueError when the gold answer is not an option."""
         options = self._options(query)
         gold = gold_label(str(query.ground_truth), options)
         label, reason = find_choice(answer, options)
