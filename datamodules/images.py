@@ -6,12 +6,14 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
 from datamodules.errors import MediaError
 from datamodules.types import PreparedImage
+from datamodules.video.frames import share
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from datamodules.video.spec import ImageSpec
 
 
@@ -21,11 +23,6 @@ def load_image(path: str | Path, spec: ImageSpec) -> PreparedImage:
     Raises:
         MediaError: missing, not an image, truncated, or of an extreme aspect ratio.
     """
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
-    from datamodules.video.frames import share
-
     try:
         with Image.open(path) as opened:
             image = to_rgb(opened)
@@ -47,8 +44,6 @@ def image_size(path: str | Path) -> tuple[int, int]:
     Raises:
         MediaError: missing or not an image.
     """
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with Image.open(path) as image:
             return image.height, image.width
@@ -58,8 +53,6 @@ def image_size(path: str | Path) -> tuple[int, int]:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """RGB copy; transparent parts of RGBA images become white."""
-    from PIL import Image
-
     if image.mode == "RGBA":
         background = Image.new("RGB", image.size, (255, 255, 255))
         background.paste(image, mask=image.split()[3])

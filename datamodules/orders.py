@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from datamodules.lengths import prompt_lengths
 from datamodules.sampling import ShuffledOrder, permutation
 
 if TYPE_CHECKING:
@@ -141,8 +142,6 @@ class LengthGroupedOrder:
 
 
 def _measured(samples: Sequence[Sample], datamodule: VideoRLDataModule) -> list[int]:
-    from datamodules.lengths import prompt_lengths
-
     known = {length.uid: length.tokens for length in datamodule.lengths}
     if not all(sample.uid in known for sample in samples):
         lengths = prompt_lengths(samples, datamodule.preparer, datamodule.cache.folder)

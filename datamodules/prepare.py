@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from datamodules.errors import MediaError
 from datamodules.images import load_image
 from datamodules.types import MediaRef, PreparedSample
@@ -271,7 +273,6 @@ class MediaProcessor:
 
 def as_tensor(array: object, device: object = None) -> torch.Tensor:
     """uint8 array -> tensor without a copy where possible."""
-    import numpy as np
     import torch
 
     plain = np.asarray(array)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -206,8 +207,6 @@ _ray_service: DecodeService | None = None
 
 def _ray_store(request: dict[str, Any], path: str, timeout_s: float) -> dict[str, Any]:
     """Runs in a Ray worker; the decoder process is kept for the next job."""
-    import socket
-
     global _ray_service
     if _ray_service is None or _ray_service.timeout_s != timeout_s:
         _ray_service = DecodeService(timeout_s)

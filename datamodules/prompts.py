@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -65,8 +68,6 @@ class PromptTemplates:
         Raises:
             ValueError: no template fits, or the template uses an unknown variable.
         """
-        from jinja2 import TemplateError
-
         name = slug(sample.problem_type)
         name = name if name in self._texts else "default"
         if name not in self._texts:
@@ -95,9 +96,6 @@ class PromptTemplates:
 
     def _template(self, name: str) -> Template:
         if name not in self._compiled:
-            from jinja2 import StrictUndefined
-            from jinja2.sandbox import SandboxedEnvironment
-
             environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
             self._compiled[name] = environment.from_string(self._texts[name])
         return self._compiled[name]

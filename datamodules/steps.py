@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from datamodules.sampling import EpochOrder, positions
 from datamodules.types import Sample, StepBatch
+from datamodules.video.decode_worker import die_with_parent
 
 if TYPE_CHECKING:
     from datamodules.prepare import SamplePreparer
@@ -145,8 +148,6 @@ class StepLoader:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[StepBatch]:
-        from torch.utils.data import DataLoader
-
         if self.on_start is not None:
             self.on_start()
         workers = min(self.num_workers, len(self))
@@ -176,8 +177,6 @@ def prompt_cost(tokens: int) -> float:
 
 
 def _end_with(parent: int, worker_id: int) -> None:
-    from datamodules.video.decode_worker import die_with_parent
-
     die_with_parent(parent)
 
 

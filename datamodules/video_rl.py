@@ -11,7 +11,9 @@ import lightning as L
 
 from datamodules.annotations import ValidationReport, load_samples
 from datamodules.common.distributed import from_rank_zero
+from datamodules.lengths import overlong, prompt_lengths
 from datamodules.options import DataOptions
+from datamodules.prepare import SamplePreparer, load_processor
 from datamodules.prompts import PromptTemplates
 from datamodules.roots import anchor
 from datamodules.sampling import EpochOrder, MixtureOrder, SequentialOrder, ShuffledOrder
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
     from datamodules.lengths import Length
-    from datamodules.prepare import SamplePreparer
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,6 @@ class VideoRLDataModule(L.LightningDataModule):
 
     def _drop_overlong(self) -> None:
         """Remove prompts above `max_prompt_tokens`; every rank removes the same ones."""
-        from datamodules.lengths import overlong, prompt_lengths
-
         self.lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
         found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.options.max_prompt_tokens)]
         # What rank 0 cannot read counts as empty: it is likely lost.
@@ -157,8 +156,6 @@ class VideoRLDataModule(L.LightningDataModule):
     def processor(self) -> ProcessorMixin:
         """The model's Hugging Face processor, loaded on first use."""
         if self._processor is None:
-            from datamodules.prepare import load_processor
-
             self._processor = load_processor(self.model_path)
         return self._processor
 
@@ -171,8 +168,6 @@ class VideoRLDataModule(L.LightningDataModule):
     def preparer(self) -> SamplePreparer:
         """Prepares single samples; training and validation share it, and so do evaluation and preprocessing."""
         if self._preparer is None:
-            from datamodules.prepare import SamplePreparer
-
             rules = self.rules
             self._preparer = SamplePreparer(
                 self.processor,

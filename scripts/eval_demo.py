@@ -12,6 +12,9 @@ import os
 import sys
 from pathlib import Path
 
+from datamodules.demo.synthetic import build_synthetic_dataset, synthetic_corpus
+from datamodules.demo.tiny_model import build_tiny_model
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.records import read_objects
@@ -23,9 +26,6 @@ REAL, DRAWN = ("charades_sta", "stvg"), ("charades_sta", "videomme")
 
 def build(folder: Path) -> tuple[str, ...]:
     """Write model and data; returns the names of the benchmarks."""
-    from datamodules.demo.synthetic import synthetic_corpus
-    from datamodules.demo.tiny_model import build_tiny_model
-
     build_tiny_model(folder / "tiny-qwen3vl", synthetic_corpus(), seed=0)
     source = os.environ.get("EVR1_TEST_DATA", "")
     if source and (Path(source) / "eval" / "annotations").is_dir():
@@ -51,8 +51,6 @@ def real_data(source: Path, folder: Path) -> tuple[str, ...]:
 
 def drawn_data(folder: Path) -> tuple[str, ...]:
     """Questions about drawn clips: when a circle is visible, which colour a square has."""
-    from datamodules.demo.synthetic import build_synthetic_dataset
-
     data = build_synthetic_dataset(folder, train_per_task=1, val_per_task=12, tasks=["circle_time", "colour"])
     records = read_objects(data / "val.jsonl")
     for name, kind in zip(DRAWN, ("temporal grounding", "multiple choice"), strict=True):

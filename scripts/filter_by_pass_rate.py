@@ -16,6 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval.heldout import complete, evaluate_batches
+from rollout.callback import resolve_sampling
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.common.files import write_json, write_lines
@@ -68,9 +71,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def measure(config: Any, k: int, right: float) -> dict[str, float]:
     """Pass rate per sample id; failed items count as wrong. Each batch is prepared once."""
-    from eval.heldout import complete, evaluate_batches
-    from rollout.callback import resolve_sampling
-
     set_threads(1, config.trainer.threads_per_rank)
     # The training split takes the place of the held-out one: one pass in file order.
     datamodule = build_data(config, val_files=config.data.train_files)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lightning_modules.launch.config import build_data, compose
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.errors import MediaError
@@ -58,7 +60,6 @@ def settings(overrides: list[str]) -> tuple[VideoSpec, VideoCache]:
             raise ValueError(f"unknown keys {unknown}; known without an experiment: {', '.join(known)}")
         chosen = {"max_frames": 128, "max_pixels": 262144, **{key: known[key](value) for key, value in fields.items()}}
         return VideoSpec(**chosen), VideoCache(None)
-    from lightning_modules.launch.config import build_data, compose
 
     module = build_data(compose("train", overrides))
     return module.preparer.video_spec, module.cache

@@ -11,11 +11,16 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import av
+import numpy as np
+from PIL import Image
+
+from datamodules.annotations import to_sample
+from datamodules.prompts import PromptTemplates
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +103,6 @@ def build_synthetic_dataset(
 
 def synthetic_corpus() -> list[str]:
     """Texts on which the tiny tokenizer is trained: every question, the times in prompts, typical answers."""
-    from datamodules.annotations import to_sample
-    from datamodules.prompts import PromptTemplates
-
     templates = PromptTemplates("tiny")
     texts = []
     for name in TASKS:
@@ -129,8 +131,6 @@ def _records(folder: Path, task: Task, split: str, count: int, seed: int) -> lis
 
 def _drawn(task: Task, split: str, count: int, seed: int) -> Iterator[Drawing]:
     """Drawings with complete records, media not yet written."""
-    import numpy as np
-
     stream = list(TASKS).index(task.name)
     fields = {"data_type": task.data_type, "problem_type": task.problem_type, "data_source": task.name}
     if task.data_type == "text":
@@ -153,10 +153,6 @@ def encode_video(path: Path, frames: np.ndarray, fps: float = FPS, **options: st
         fps: frames per second.
         options: further x264 options (`bf`, `g`, ...).
     """
-    from fractions import Fraction
-
-    import av
-
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(10000))
         stream.height, stream.width = frames.shape[1:3]
@@ -170,14 +166,10 @@ def encode_video(path: Path, frames: np.ndarray, fps: float = FPS, **options: st
 
 
 def _save_image(path: Path, image: np.ndarray) -> None:
-    from PIL import Image
-
     Image.fromarray(image).save(path)
 
 
 def _background(rng: np.random.Generator, frames: int) -> np.ndarray:
-    import numpy as np
-
     base = rng.integers(0, 50, size=3)
     image = base + rng.integers(-8, 9, size=(1, HEIGHT, WIDTH, 1))
     return np.repeat(np.clip(image, 0, 255).astype(np.uint8), frames, axis=0)
@@ -223,8 +215,6 @@ def _draw_red_frame(rng: np.random.Generator, number: int) -> Drawing:
 
 
 def _draw_circle_time(rng: np.random.Generator, number: int) -> Drawing:
-    import numpy as np
-
     frames = _background(rng, NUM_FRAMES)
     # One or two seconds: among longer spans a constant answer in the middle overlaps so well that it looks like a goal.
     spans = [(a, b) for a in range(NUM_PATCHES) for b in range(a + 1, min(a + 2, NUM_PATCHES) + 1)]

@@ -6,14 +6,26 @@ folder, so that loading goes the same way as for a released checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -57,9 +69,6 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 512) -> PreTrainedT
         corpus: texts whose frequent byte sequences become tokens.
         vocab_size: total size, specials included; at least 272.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     needed = len(alphabet) + len(SPECIAL_TOKENS) + len(ANSWER_TOKENS)
     if vocab_size < needed:
@@ -87,8 +96,6 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 512) -> PreTrainedT
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast, vocab_size: int = 512, tie_word_embeddings: bool = False):
     """Qwen3-VL configuration of 0.6 M parameters around `tokenizer`'s special ids."""
-    from transformers import Qwen3VLConfig
-
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     return Qwen3VLConfig(
         text_config={
@@ -133,8 +140,6 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast, vocab_size: int = 512, tie_w
 
 def initialise(model: PreTrainedModel, seed: int, init: TinyInit) -> None:
     """Overwrite every matrix of `model` from `seed`; norms become 1, biases 0."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -162,13 +167,6 @@ def build_tiny_model(
         corpus: prompts and answers the tokenizer is trained on.
         seed: seed of the weights.
     """
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
-
     folder = Path(folder)
     corpus = list(corpus)
     recipe = {
@@ -200,6 +198,4 @@ def build_tiny_model(
 
 
 def _digest(texts: list[str]) -> str:
-    import hashlib
-
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

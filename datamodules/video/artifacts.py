@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.errors import MediaError
+from datamodules.video.entry import as_prepared, content_digest
 from datamodules.video.spec import VideoInfo, VideoPlan
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ def read_artifact(path: str | Path, spec: VideoSpec) -> PreparedVideo:
         MediaError: damaged, made with another sampling than `spec`, or its frames are not 8-bit values.
     """
     import torch
-
-    from datamodules.video.entry import as_prepared, content_digest
 
     data = _load(path)
     plan = _checked(path, data, spec)

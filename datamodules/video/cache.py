@@ -12,14 +12,18 @@ import json
 import logging
 import os
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import xxhash
 
 from datamodules.errors import MediaError
 from datamodules.types import MediaRef, PreparedVideo
 from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
 from datamodules.video.artifacts import artifact_plan, read_artifact
 from datamodules.video.codecs import get_codec
+from datamodules.video.decode import decode_spec
 from datamodules.video.entry import (
     EntryError,
     EntryHeader,
@@ -30,6 +34,7 @@ from datamodules.video.entry import (
     read_header,
     write_entry,
 )
+from datamodules.video.maintenance import entries, evict, stage
 from datamodules.video.probe import probe
 from datamodules.video.quarantine import Quarantine
 
@@ -167,8 +172,6 @@ class VideoCache:
             return
         self._room -= added
         if self._room < 0:
-            from datamodules.video.maintenance import entries, evict
-
             evict(self.folder, self.max_bytes)
             free = self.max_bytes - sum(state.st_size for _, state in entries(self.folder))
             # Other processes write too: look again after a part of the room is used.
@@ -256,7 +259,6 @@ class VideoCache:
     def _staged(self, path: Path) -> Path:
         if self.stage_dir is None:
             return path
-        from datamodules.video.maintenance import stage
 
         return stage(path, self.stage_dir / path.parent.name / path.name)
 
@@ -273,8 +275,6 @@ class VideoCache:
 
 
 def _decode_here(path: Path, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
-    from datamodules.video.decode import decode_spec
-
     return decode_spec(path, spec, ref.start, ref.end)
 
 
@@ -293,8 +293,6 @@ def content_identity(path: Path) -> str:
 
 @lru_cache(maxsize=65536)
 def _identity(path: str, size: int, _mtime: int) -> str:
-    import xxhash
-
     state = xxhash.xxh3_128()
     with open(path, "rb") as file:
         if size <= BLOCK * NUM_BLOCKS:
@@ -308,8 +306,6 @@ def _identity(path: str, size: int, _mtime: int) -> str:
 
 def producer(decoder: str) -> dict[str, str]:
     """Decoder and versions, stored with an entry for information."""
-    from importlib.metadata import PackageNotFoundError, version
-
     names = {"decoder": decoder}
     for package in ("av", "torchcodec", "decord", "torchvision"):
         try:

@@ -6,13 +6,15 @@ then the difference to the row above, then zstandard. All steps are exact modulo
 
 from __future__ import annotations
 
+import io
+import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
+import zstandard
+from PIL import Image
 
 CHUNK_FRAMES = 8
 """Frames per independently compressed and checksummed chunk."""
@@ -75,15 +77,10 @@ def _raw_encode(chunk: np.ndarray) -> bytes:
 
 
 def _raw_decode(data: bytes, out: np.ndarray) -> None:
-    import numpy as np
-
     out[...] = np.frombuffer(data, dtype=np.uint8).reshape(out.shape)
 
 
 def _lossless_encode(chunk: np.ndarray) -> bytes:
-    import numpy as np
-    import zstandard
-
     # Rows first, so that undoing the vertical difference adds long contiguous rows.
     rows = np.ascontiguousarray(chunk.transpose(2, 0, 1, 3))
     rows[:, :, 0] -= rows[:, :, 1]
@@ -93,9 +90,6 @@ def _lossless_encode(chunk: np.ndarray) -> bytes:
 
 
 def _lossless_decode(data: bytes, out: np.ndarray) -> None:
-    import numpy as np
-    import zstandard
-
     count, planes, height, width = out.shape
     rows = np.empty((height, count, planes, width), dtype=np.uint8)
     with zstandard.ZstdDecompressor().stream_reader(data) as reader:
@@ -109,11 +103,6 @@ def _lossless_decode(data: bytes, out: np.ndarray) -> None:
 
 
 def _jpeg_encode(chunk: np.ndarray) -> bytes:
-    import io
-    import struct
-
-    from PIL import Image
-
     parts = []
     for frame in chunk:
         buffer = io.BytesIO()
@@ -123,12 +112,6 @@ def _jpeg_encode(chunk: np.ndarray) -> bytes:
 
 
 def _jpeg_decode(data: bytes, out: np.ndarray) -> None:
-    import io
-    import struct
-
-    import numpy as np
-    from PIL import Image
-
     offset = 0
     for target in out:
         (size,) = struct.unpack_from("<I", data, offset)

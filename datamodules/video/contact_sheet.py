@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from PIL import Image
+import numpy as np
+from PIL import Image, ImageDraw
 
+if TYPE_CHECKING:
     from datamodules.video.spec import VideoPlan
 
 LABEL = 14
@@ -23,9 +23,6 @@ def contact_sheet(frames: np.ndarray, plan: VideoPlan, columns: int = 8, width: 
         columns: frames per row.
         width: pixels of a frame in the sheet; the height follows.
     """
-    import numpy as np
-    from PIL import Image, ImageDraw
-
     height = max(1, round(width * frames.shape[2] / frames.shape[3]))
     rows = -(-len(frames) // columns)
     sheet = Image.new("RGB", (columns * width, rows * (height + LABEL)), (255, 255, 255))

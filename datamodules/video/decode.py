@@ -11,13 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import av
+import numpy as np
+
 from datamodules.errors import MediaError
+from datamodules.video import other_decoders
 from datamodules.video.headers import video_stream
 from datamodules.video.probe import VideoScan, scan
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from datamodules.video.spec import VideoPlan, VideoSpec
 
 logger = logging.getLogger(__name__)
@@ -47,8 +49,6 @@ def decode(path: str | Path, plan: VideoPlan, decoder: str = "pyav", conceal_dam
     Raises:
         MediaError: a wanted frame is missing or damaged. Another frame is never returned in its place.
     """
-    import numpy as np
-
     reader = get_reader(decoder, conceal_damage)
     wanted = sorted(set(plan.indices))
     place = {index: i for i, index in enumerate(wanted)}
@@ -74,7 +74,6 @@ def decode_spec(
 
 def resize(frames: list[np.ndarray], height: int, width: int) -> np.ndarray:
     """Bicubic, antialiased resize of uint8 [H0, W0, 3] frames, rounded to uint8 [T, 3, H, W]."""
-    import numpy as np
     import torch
 
     batch = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
@@ -96,8 +95,6 @@ def get_reader(decoder: str, conceal_damage: bool = False) -> FrameReader:
     if decoder == "pyav":
         return partial(read_pyav, conceal_damage=conceal_damage)
     if decoder in ("torchcodec", "decord"):
-        from datamodules.video import other_decoders
-
         return getattr(other_decoders, f"read_{decoder}")
     raise ValueError(f"decoder {decoder!r} is unknown; use pyav, torchcodec or decord")
 
@@ -111,15 +108,11 @@ def check_decoder(decoder: str) -> None:
     """
     get_reader(decoder)
     if decoder != "pyav":
-        from datamodules.video import other_decoders
-
         getattr(other_decoders, f"check_{decoder}")()
 
 
 def read_pyav(path: str, video: VideoScan, wanted: Sequence[int], conceal_damage: bool = False) -> Iterator[np.ndarray]:
     """PyAV with its bundled FFmpeg: seeks to key frames where times are reliable, otherwise counts."""
-    import av
-
     try:
         if not video.seekable:
             yield from _read_counting(path, video, wanted, conceal_damage)
@@ -142,8 +135,6 @@ class _SeekMissed(Exception):
 
 
 def _read_counting(path: str, video: VideoScan, wanted: Sequence[int], conceal: bool) -> Iterator[np.ndarray]:
-    import av
-
     remaining = iter(wanted)
     target = next(remaining)
     with av.open(path) as container:
@@ -161,9 +152,6 @@ def _read_counting(path: str, video: VideoScan, wanted: Sequence[int], conceal: 
 def _read_seeking(
     path: str, video: VideoScan, wanted: Sequence[int], conceal: bool, allow_seek: bool
 ) -> Iterator[np.ndarray]:
-    import av
-    import numpy as np
-
     with av.open(path) as container:
         stream = _configured(video_stream(container, path), conceal)
         frames, last, sought = None, -1, False
@@ -201,8 +189,6 @@ def _configured(stream: object, conceal: bool) -> object:
 
 def _to_rgb(frame: object, path: str, index: int, rotation: int) -> np.ndarray:
     """RGB pixels, turned like the first frame: an orientation in the stream is written once and holds until the end."""
-    import numpy as np
-
     if frame.is_corrupt:
         raise MediaError(path, f"frame {index} is damaged")
     image = frame.to_ndarray(format="rgb24")

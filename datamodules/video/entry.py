@@ -11,17 +11,16 @@ import os
 import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import xxhash
 
 from datamodules.common.files import write_whole
+from datamodules.types import PreparedVideo
 from datamodules.video.codecs import decode_chunks, encode_chunks, get_codec
 from datamodules.video.frames import SharedFrames, map_file, share
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from datamodules.types import PreparedVideo
-    from datamodules.video.spec import VideoPlan
+from datamodules.video.spec import VideoPlan
 
 MAGIC = b"EVR1CCH1"
 PAGE = 4096
@@ -52,9 +51,6 @@ class EntryHeader:
 
 def content_digest(frames: np.ndarray, plan: VideoPlan) -> str:
     """Digest of a clip: its pixels and where they lie in time."""
-    import numpy as np
-    import xxhash
-
     state = xxhash.xxh3_128()
     state.update(np.ascontiguousarray(frames).data)
     state.update(json.dumps([plan.indices, plan.fps, plan.num_source_frames, frames.shape]).encode())
@@ -69,8 +65,6 @@ def write_entry(
     Raises:
         OSError: the disk is full or not writable; nothing is left behind.
     """
-    import xxhash
-
     parts = encode_chunks(frames, get_codec(codec), threads)
     digest = content_digest(frames, plan)
     table = [(0, len(part), xxhash.xxh3_64_intdigest(part)) for part in parts]
@@ -103,8 +97,6 @@ def read_header(path: Path) -> EntryHeader:
         EntryError: the file is not an intact cache file.
         FileNotFoundError: there is none.
     """
-    import xxhash
-
     with path.open("rb") as file:
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size:
@@ -132,9 +124,6 @@ def read_entry(path: Path, key: dict | None = None, threads: int = 2) -> tuple[n
         EntryError: damaged, truncated, or made for another key.
         FileNotFoundError: there is none.
     """
-    import numpy as np
-    import xxhash
-
     header = read_header(path)
     if key is not None and header.key != key:
         raise EntryError(f"{path} was made for {header.key}, wanted {key}")
@@ -175,8 +164,6 @@ def _fits(path: Path, header: EntryHeader) -> bool:
 
 
 def _verify(parts: list, header: EntryHeader, path: Path) -> None:
-    import xxhash
-
     for number, (part, (_, size, checksum)) in enumerate(zip(parts, header.chunks, strict=True)):
         if len(part) != size or xxhash.xxh3_64_intdigest(part) != checksum:
             raise EntryError(f"{path}: chunk {number} is damaged")
@@ -196,16 +183,12 @@ def _parse(fields: dict) -> EntryHeader:
 
 def plan_from(fields: dict[str, Any]) -> VideoPlan:
     """A plan from its JSON form."""
-    from datamodules.video.spec import VideoPlan
-
     return VideoPlan(**{**fields, "indices": tuple(fields["indices"]), "grid": tuple(fields["grid"])})
 
 
 def as_prepared(frames: np.ndarray, plan: VideoPlan, digest: str, backend: str) -> PreparedVideo:
     """Frames and plan as the object that later stages take."""
     from transformers.video_utils import VideoMetadata
-
-    from datamodules.types import PreparedVideo
 
     metadata = VideoMetadata(
         total_num_frames=plan.num_source_frames,

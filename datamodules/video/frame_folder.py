@@ -10,12 +10,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from PIL import Image
+
 from datamodules.errors import MediaError
+from datamodules.video.decode import resize
+from datamodules.video.entry import as_prepared, content_digest
 from datamodules.video.spec import VideoInfo
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from datamodules.types import PreparedVideo
     from datamodules.video.spec import VideoSpec
 
@@ -68,11 +71,6 @@ def read_frame_folder(
     Raises:
         MediaError: the folder or a wanted frame cannot be used; the message names it.
     """
-    import numpy as np
-
-    from datamodules.video.decode import resize
-    from datamodules.video.entry import as_prepared, content_digest
-
     files = frame_files(path)
     first = _pixels(files[0])
     info = VideoInfo(num_frames=len(files), fps=float(fps), width=first.shape[1], height=first.shape[0])
@@ -84,9 +82,6 @@ def read_frame_folder(
 
 def _pixels(path: Path) -> np.ndarray:
     """uint8 [H, W, 3], RGB."""
-    import numpy as np
-    from PIL import Image
-
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))

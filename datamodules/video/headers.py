@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, BinaryIO
 
+import av
+
 from datamodules.errors import MediaError
 from datamodules.video.spec import VideoInfo
 
@@ -30,8 +32,6 @@ PLAIN_CODECS = ("mpeg4", "vp8", "vp9", "av1", "libdav1d", "libaom-av1")
 
 def header_info(path: str) -> VideoInfo | None:
     """`VideoInfo` of an unrotated, complete MP4 or MOV file; None when only its packets can tell."""
-    import av
-
     try:
         with open(path, "rb") as file:
             tracks = upright_tracks(file)

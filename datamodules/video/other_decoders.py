@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from datamodules.errors import MediaError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from datamodules.video.probe import VideoScan
 
 BATCH = 8
@@ -39,8 +40,6 @@ def check_torchcodec() -> None:
 
 def check_decord() -> None:
     """Raise RuntimeError when decord is not installed."""
-    import importlib.util
-
     if importlib.util.find_spec("decord") is None:
         raise RuntimeError("decoder=decord: decord is not installed (pip install decord), or use decoder=pyav")
 
@@ -96,7 +95,6 @@ def read_decord(path: str, video: VideoScan, wanted: Sequence[int]) -> Iterator[
 def _check_random_access(path: str, video: VideoScan, num_checks: int = 16) -> str | None:
     """Compare frames fetched by index with the same frames of a sequential pass."""
     import decord
-    import numpy as np
 
     reader = decord.VideoReader(path)
     total = len(reader)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import av
+import numpy as np
 
 from datamodules.errors import MediaError
 from datamodules.video.headers import header_info, video_stream
 from datamodules.video.spec import VideoInfo
-
-if TYPE_CHECKING:
-    import numpy as np
 
 RELIABLE_TIMES = ("mov", "mp4", "matroska", "webm")
 """Containers whose packets carry presentation times; in others frames are counted in decoding order."""
@@ -70,9 +69,6 @@ def _info(path: str, size: int, mtime: int) -> VideoInfo:
 # Few only: the frame times of a long film take megabytes.
 @lru_cache(maxsize=16)
 def _scan(path: str, _size: int, _mtime: int) -> VideoScan:
-    import av
-    import numpy as np
-
     try:
         with av.open(path) as container:
             stream = video_stream(container, path)
