@@ -14,6 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from rich.console import Console
+from rich.table import Table
+
 from datamodules.common.places import CONF_DIR, config_dirs, option_files
 from datamodules.records import read_records
 from rewards.base import Score
@@ -52,9 +58,6 @@ def router_from(config: str | None, overrides: Sequence[str]) -> RewardRouter:
     Raises:
         ValueError: no such configuration.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.utils import instantiate
-
     names = option_files("reward")
     if config and config not in names:
         raise ValueError(f"--config {config} does not exist; there are {', '.join(sorted(names))}")
@@ -81,9 +84,6 @@ def as_json(record: Mapping[str, Any], score: Score) -> str:
 
 def write_table(stream: TextIO, names: Sequence[str], scores: Sequence[Score]) -> None:
     """Means over judged answers and counts of every status, one row per type."""
-    from rich.console import Console
-    from rich.table import Table
-
     groups: dict[str, list[Score]] = defaultdict(list)
     for name, score in zip(names, scores, strict=True):
         groups[name].append(score)
@@ -112,8 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("override", nargs="*", help="settings of the router, e.g. format_weight=0")
     args = parser.parse_intermixed_args(arguments)
-    from hydra.errors import HydraException
-
     try:
         records = list(score_arguments(args.file))
         with router_from(args.config, args.override) as router:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from data_media import damage, noise, numbered_frames, write_video
 from waiting import all_gone
@@ -121,9 +122,7 @@ def test_killed_preprocessing_leaves_no_process_and_a_usable_cache(make, data):
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "done\n"
-    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    children += [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.send_signal(signal.SIGKILL)
     process.wait()

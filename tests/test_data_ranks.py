@@ -70,19 +70,12 @@ for batch in module.train_dataloader():
 """
 
 
-def descendants(pid: int) -> list[int]:
-    children = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        children += [int(child) for child in (task / "children").read_text().split()]
-    return children + [grandchild for child in children for grandchild in descendants(child)]
-
-
-def rests(pid: int) -> Callable[[], bool]:
-    """Whether a process has used no processor time between twenty calls: it waits for somebody."""
+def at_rest(pids: list[int]) -> Callable[[], bool]:
+    """Whether processes have used no processor time between twenty calls: they wait for somebody."""
     seen: list[float] = []
 
     def check() -> bool:
-        seen.append(sum(psutil.Process(pid).cpu_times()[:2]))
+        seen.append(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids))
         return len(seen) > 20 and seen[-1] == seen[-20]
 
     return check
@@ -96,10 +89,10 @@ def test_killing_the_trainer_leaves_no_loader_and_no_decoder(tmp_path, tiny_mode
     command = [sys.executable, "-c", LOADER, str(tiny_model_dir), str(tmp_path), str(size)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "batch\n"
-    family = descendants(process.pid)
+    family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     assert len(family) >= 2  # a loader worker and its decoder
     if size > 1:
-        until(rests(family[0]), "a worker that has filled the pipe with batches that nobody reads")
+        until(at_rest(family), "a worker that has filled the pipe with batches that nobody reads")
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()

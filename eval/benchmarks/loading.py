@@ -134,9 +134,10 @@ def _unique(drafts: Iterable[Draft]) -> tuple[list[Draft], list[str]]:
     for draft in drafts:
         seen[draft.uid] += 1
         if seen[draft.uid] > 1:
-            draft = replace(draft, uid=f"{draft.uid}#{seen[draft.uid]}")
-            repeated.append(draft.uid)
-        out.append(draft)
+            repeated.append(f"{draft.uid}#{seen[draft.uid]}")
+            out.append(replace(draft, uid=repeated[-1]))
+        else:
+            out.append(draft)
     return out, repeated
 
 

@@ -54,8 +54,8 @@ class TempCompass(Benchmark):
         info = media.find("meta_info.json")
         aspects = {entry["_key"]: entry.get("eval_dim") or {} for entry in read_objects(info)} if info else {}
         choices: dict[tuple[str, str], Record] = {}
-        for record in records:
-            kind = _format(record)
+        for given in records:
+            record, kind = given, _format(given)
             place = (str(record["video_id"]), str(record["dim"]))
             if kind == "multi-choice":
                 choices.setdefault(place, record)

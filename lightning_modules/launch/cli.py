@@ -99,13 +99,9 @@ def own_folders(combinations: list[list[str]]) -> list[list[str]]:
     for combination, config, folder in zip(combinations, configs, folders, strict=True):
         others = [c for c, f in zip(combinations, folders, strict=True) if f == folder and c is not combination]
         varied = [override for override in combination if any(override not in other for other in others)]
-        if varied:
-            name = re.sub(r"[^\w.]+", "-", "-".join([folder.name, *varied])).strip("-")
-            combination = [
-                *combination,
-                f"run_dir='{folder.with_name(name)}'" if config.run_dir else f"run_name={name}",
-            ]
-        result.append(combination)
+        name = re.sub(r"[^\w.]+", "-", "-".join([folder.name, *varied])).strip("-")
+        own = f"run_dir='{folder.with_name(name)}'" if config.run_dir else f"run_name={name}"
+        result.append([*combination, own] if varied else combination)
     return result
 
 

@@ -99,7 +99,8 @@ class PrefixCallback(OfflineCallback):
         """Let the engine read the prefixes behind the prompts."""
         prompts: dict[tuple[int, int], PreparedSample] = {}  # equal prefixes share one object: rendered once
         result = []
-        for request in requests:
+        for given in requests:
+            request = given
             _, index, k = request.request_id.split(":")
             entry = self._prefixes.get((int(index), int(k))) if k.isdigit() else None
             if entry is not None:

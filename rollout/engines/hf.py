@@ -91,8 +91,8 @@ class HFEngine:
         own = dict(self._model.named_parameters(remove_duplicate=False))
         missing = {name for name, _ in self._model.named_parameters()}
         with torch.no_grad():
-            for name, value in weights:
-                name = _own_name(name, own)
+            for streamed, value in weights:
+                name = _own_name(streamed, own)
                 target = own.get(name)
                 if target is None or target.shape != value.shape:
                     shape = None if target is None else tuple(target.shape)
