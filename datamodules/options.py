@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from datamodules.video.cache import SourceMode
 
@@ -20,7 +20,7 @@ class DataOptions:
     """Relative media paths start here."""
     cache_dir: str | None = None
     """Where decoded clips are stored; None = nowhere."""
-    cache_codec: str = "lossless"
+    cache_codec: Literal["raw", "lossless", "jpeg"] = "lossless"
     """`raw` (memory-mapped), `lossless` or `jpeg` (lossy)."""
     source_mode: SourceMode = "prefer_cache"
     """`prefer_cache` decodes and stores what is missing, `cache_only` reports it as lost, `decode` uses no cache."""
@@ -46,7 +46,7 @@ class DataOptions:
     """Most pixels per image, independent of the videos' budget."""
     image_min_pixels: int | None = None
     """Fewest pixels per image; None = 4 visual tokens."""
-    decoder: str = "pyav"
+    decoder: Literal["pyav", "torchcodec", "decord"] = "pyav"
     """`pyav`, `torchcodec` or `decord`."""
     conceal_damage: bool = False
     """Use what the decoder guesses for damaged parts of a stream; False = such a video is refused."""
@@ -64,7 +64,7 @@ class DataOptions:
     """Loader processes per rank; 0 = prepare in the trainer's process."""
     prefetch: int = 2
     """Steps each loader process prepares ahead."""
-    worker_start_method: str = "fork"
+    worker_start_method: Literal["fork", "spawn", "forkserver"] = "fork"
     """`fork`, `spawn` or `forkserver`."""
     prompt_templates: str = "default"
     """Built-in set, folder of templates, or one template file."""

@@ -51,6 +51,9 @@ class VideoRLDataModule(L.LightningDataModule):
         ValueError: an option, or a combination of them, is wrong.
     """
 
+    forwards_to = DataOptions
+    """What reads `**options`."""
+
     def __init__(
         self,
         model_path: str,

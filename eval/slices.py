@@ -61,7 +61,7 @@ class BenchmarkSlices:
         batch_size: int = 16,
         style: str = "official",
         frame_policy: str = "official",
-        frames: Mapping[str, Any] | None = None,
+        frames: Mapping[str, float | None] | None = None,
         max_prompt_tokens: int | None = None,
         cache_dir: str | None = None,
         decode_timeout_s: float = 120.0,

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
+from datamodules.common.places import option_files
 from lightning_modules.launch.benchmarks import _options, print_list
 from lightning_modules.launch.config import ConfigError, build, compose, to_plain
 from lightning_modules.launch.evaluate_cli import _run
 
 
-@pytest.mark.parametrize("driver", sorted(path.stem for path in (ROOT / "conf" / "driver").glob("*.yaml")))
+@pytest.mark.parametrize("driver", sorted(option_files("driver")))
 def test_every_driver_composes_and_builds(driver):
     config = compose("evaluate", [f"driver={driver}", "model_path=/m", "benchmarks=all"])
     engine = to_plain(config.driver)["engine"]

@@ -89,7 +89,7 @@ def test_kl_in_the_reward_lowers_rewards_before_advantages(tiny_model_dir, proce
 def test_entropy_bonus_raises_entropy(tiny_model_dir, processor):
     batch = make_batch(processor, ("text",))
     batch.scores[0] = tuple(Score(1.0, 1.0, 1.0) for _ in range(3))
-    module = make_module(tiny_model_dir, update_options={"entropy_bonus": 1.0})
+    module = make_module(tiny_model_dir, entropy_bonus=1.0)
     optimizer = torch.optim.SGD(module.policy.parameters(), lr=0.05)
     entropies = []
     for _ in range(3):
@@ -108,7 +108,7 @@ def test_importance_correction_scales_the_update(tiny_model_dir, processor):
         response = batch.groups[g].responses[r]
         response.logprobs[:] = logprobs.numpy() - math.log(2.0)
     options = {"importance": ImportanceCorrection(mode="truncate", high=1.5)}
-    module, scaled = sgd_update(tiny_model_dir, processor, GRPO(), batch, update_options=options, optimizer=NO_CLIP)
+    module, scaled = sgd_update(tiny_model_dir, processor, GRPO(), batch, **options, optimizer=NO_CLIP)
     _, plain = sgd_update(tiny_model_dir, processor, GRPO(), batch, optimizer=NO_CLIP)
     name = "hf.lm_head.weight"
     torch.testing.assert_close(scaled[name], 1.5 * plain[name], rtol=1e-3, atol=1e-7)
@@ -227,7 +227,7 @@ def test_offline_trajectories_reach_the_loss_but_not_the_mismatch(tiny_model_dir
     trajectory = dataclasses.replace(group.responses[2], offline=True, logprobs=lost)
     batch.groups[0] = dataclasses.replace(group, responses=(*group.responses[:2], trajectory))
     options = {"importance": ImportanceCorrection()}
-    module, moved = sgd_update(tiny_model_dir, processor, Luffy(), batch, update_options=options)
+    module, moved = sgd_update(tiny_model_dir, processor, Luffy(), batch, **options)
     tokens = sum(len(r.token_ids) for g in batch.groups for r in g.responses)
     assert module.step_metrics["policy/off_policy"] == pytest.approx(len(lost) / tokens)
     assert all(math.isfinite(value) for value in module.step_metrics.values())
@@ -242,7 +242,7 @@ def test_offline_trajectories_reach_the_loss_but_not_the_mismatch(tiny_model_dir
 def test_skipping_responses_without_advantage_changes_no_weight(tiny_model_dir, processor, equal):
     results = []
     for skip in (False, True):
-        module = make_module(tiny_model_dir, update_options={"skip_zero_advantage": skip})
+        module = make_module(tiny_model_dir, skip_zero_advantage=skip)
         optimizer = module.configure_optimizers()["optimizer"]
         for seed in range(2):
             batch = make_batch(processor, ("video", "text"), seed=seed)

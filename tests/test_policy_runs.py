@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from conftest import ROOT
 from test_train_survival import arguments
 from train_helpers import assert_same_run, rows, run
 
-NAMES = sorted(p.stem for p in (ROOT / "conf" / "algorithm").glob("*.yaml") if p.stem != "supervised")
+from datamodules.common.places import option_files
+
+NAMES = sorted(set(option_files("algorithm")) - {"supervised"})
 
 
 @pytest.mark.slow

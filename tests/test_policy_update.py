@@ -209,7 +209,7 @@ def test_patches_beyond_the_bound_are_made_anew(processor):
 
 
 def test_nonfinite_step_is_skipped_dumped_and_stops_the_run(tiny_model_dir, processor, tmp_path):
-    module = make_module(tiny_model_dir, dump_dir=str(tmp_path / "bad"), update_options={"max_bad_updates": 2})
+    module = make_module(tiny_model_dir, dump_dir=str(tmp_path / "bad"), max_bad_updates=2)
     batch = make_batch(processor, ("video",))
     optimizer = module.configure_optimizers()["optimizer"]
     with torch.no_grad():

@@ -10,11 +10,12 @@ import sys
 import pytest
 from conftest import ROOT
 
+from datamodules.common.places import option_files
 from lightning_modules.launch.cli import main
 from lightning_modules.launch.config import compose, expand_sweep, nearest
 from lightning_modules.launch.preflight import plan_lines
 
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(option_files("experiment"))
 
 
 def answer(capsys, *arguments: str) -> tuple[int, str]:
@@ -37,9 +38,9 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
         (["experiment=tiny_cpu", "module.lr=1e-3"], "unknown config key 'module.lr'; did you mean module.optimizer.lr"),
         (["experiment=tiny_cpu", "seed=["], "cannot read the command line"),
         (["experiment=tiny_cpu", "module.optimizer.lr=fast"], "module.optimizer.lr=fast: a number is expected"),
-        (["experiment=tiny_cpu", "max_steps=ten"], "max_steps=ten: a whole number is expected (now 200)"),
-        (["experiment=tiny_cpu", "max_steps=2.5"], "max_steps=2.5: a whole number is expected"),
-        (["experiment=tiny_cpu", "data.strict=maybe"], "data.strict=maybe: true or false is expected (now False)"),
+        (["experiment=tiny_cpu", "max_steps=ten"], "max_steps=ten: a whole number of at least 1 is expected"),
+        (["experiment=tiny_cpu", "max_steps=2.5"], "max_steps=2.5: a whole number of at least 1 is expected"),
+        (["experiment=tiny_cpu", "data.strict=maybe"], "data.strict=maybe: true or false is expected"),
         (["experiment=tiny_cpu", "preflight=onyl"], "preflight=onyl is unknown; did you mean only"),
         (["experiment=tiny_cpu", "trainer.accelerator=gpuu"], "trainer.accelerator=gpuu is unknown; did you mean gpu"),
         (["experiment=tiny_cpu", "trainer.devices=512"], "trainer.devices=512, but this machine has"),
@@ -75,7 +76,7 @@ def answer(capsys, *arguments: str) -> tuple[int, str]:
         ),
         (["experiment=tiny_cpu", "data.max_prompt_tokens=2040"], "exceed rollout.engine.max_model_len=2048; use 2050"),
         (["experiment=tiny_cpu", "resume=/nowhere"], "resume=/nowhere: no complete checkpoint"),
-        (["experiment=tiny_cpu", "max_steps=0"], "max_steps=0; use 1 or more"),
+        (["experiment=tiny_cpu", "max_steps=0"], "max_steps=0: a whole number of at least 1 is expected"),
         (["experiment=qwen3vl_8b"], "data.train_files is not set: add data.train_files=..."),
         (["--mutirun"], "unknown flag --mutirun"),
     ],

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 RETIRED_KEYS = {
     "data.problem_types": "data.problem_types is no longer a setting: the known problem types are the routes and "
     "aliases of reward=..., add yours there (docs/adding-a-reward.md)",
+    "module.update_options": "module.update_options is gone: its keys are keys of module now, for example "
+    "module.entropy_bonus",
 }
 """Keys of earlier versions, with what to do instead."""
 
@@ -64,7 +66,8 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     Python files become importable here and in every process that is started from here.
 
     Raises:
-        ConfigError: unknown group option, unknown key, or an override that does not parse, with the nearest names.
+        ConfigError: unknown group option, unknown key, or an override that does not parse, with the nearest names; a
+            value of another type than what reads it takes.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -97,7 +100,16 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     for key, instead in RETIRED_KEYS.items():
         if OmegaConf.select(config, key) is not None:
             raise ConfigError(instead)
+    from lightning_modules.launch.settings import problems  # imports every class that the configuration names
+
+    refuse([p.text + (nearest(p.name, p.valid) if p.valid else "") for p in problems(config_name, config)])
     return config
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one ConfigError for all of `problems`, if there are any."""
+    if problems:
+        raise ConfigError("; ".join(problems) if len(problems) == 1 else "\n  - " + "\n  - ".join(problems))
 
 
 _SEARCH_KEYS = ("config_dir", "hydra.searchpath")
@@ -158,31 +170,6 @@ def _check_overrides(parsed: Sequence[Override], composed: Callable[[Iterable[Ov
             raise ConfigError(RETIRED_KEYS[key])
         if key not in known and not any(key.startswith(f"{parent}.") for parent in open_parents):
             raise ConfigError(f"unknown config key '{key}'{nearest(key, known | groups)}")
-        if key in known and not override.is_sweep_override():
-            _check_kind(base, key, override.value())
-
-
-def _check_kind(config: DictConfig, key: str, value: Any) -> None:
-    """Refuse a word where the configuration holds a number or a switch: some components would never look at it."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        now = OmegaConf.select(config, key, throw_on_missing=False)
-    except OmegaConfBaseException:
-        return  # an interpolation that only resolves with the user's other values
-    if value is None or "${" in str(value) or not isinstance(now, (bool, int, float)):
-        return
-    if isinstance(now, bool):
-        wanted, fits = "true or false", isinstance(value, bool)
-    elif isinstance(now, int):
-        wanted = "a whole number"
-        fits = isinstance(value, (int, list, dict)) and not isinstance(value, bool)
-    else:
-        wanted = "a number"
-        fits = isinstance(value, (int, float, list, dict)) and not isinstance(value, bool)
-    if not fits:
-        raise ConfigError(f"{key}={value}: {wanted} is expected (now {now})")
 
 
 def _is_open(config: DictConfig, key: str) -> bool:

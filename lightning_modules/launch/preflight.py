@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.config import ConfigError, build, nearest, to_plain
+from lightning_modules.launch.config import ConfigError, build, refuse, to_plain
 from lightning_modules.launch.memory import memory_plan
 from lightning_modules.launch.plan import plan_run
 
@@ -31,53 +31,7 @@ log = logging.getLogger("preflight")
 def check(config: DictConfig) -> None:
     """Raise ConfigError when the run cannot work on this machine or its numbers do not fit together."""
     plain = to_plain(config)
-    problems = [
-        *arithmetic_problems(plain),
-        *method_problems(plain),
-        *machine_problems(plain),
-        *path_problems(plain),
-    ]
-    if problems:
-        raise ConfigError("; ".join(problems) if len(problems) == 1 else "\n  - " + "\n  - ".join(problems))
-
-
-CHOICES = {
-    "preflight": ("on", "only", "off"),
-    "trainer.accelerator": ("cpu", "gpu", "cuda"),
-    "data.cache_codec": ("raw", "lossless", "jpeg"),
-    "data.source_mode": ("prefer_cache", "cache_only", "decode"),
-    "data.decoder": ("pyav", "torchcodec", "decord"),
-}
-
-
-def choice_problems(plain: dict[str, Any]) -> list[str]:
-    """Words of the configuration that are none of the words known at their place."""
-    found = {key: str(_get(plain, key)) for key in CHOICES}
-    return [
-        f"{key}={found[key]} is unknown{nearest(found[key], CHOICES[key])}"
-        for key in CHOICES
-        if found[key] not in CHOICES[key]
-    ]
-
-
-COUNTS = (
-    "max_steps",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "data.rollout_batch_size",
-    "module.update_batch_size",
-    "rollout.engine.tensor_parallel_size",
-)
-
-
-def count_problems(plain: dict[str, Any]) -> list[str]:
-    """Numbers that count something and are no whole number of at least 1; nothing can be computed from them."""
-    found = {key: _get(plain, key, 1) for key in COUNTS}
-    return [
-        f"{key}={value}; use {'1 or more' if isinstance(value, int) else 'a whole number'}"
-        for key, value in found.items()
-        if not isinstance(value, int) or value < 1
-    ]
+    refuse([*arithmetic_problems(plain), *method_problems(plain), *machine_problems(plain), *path_problems(plain)])
 
 
 def world_size(plain: dict[str, Any]) -> int:
@@ -87,9 +41,7 @@ def world_size(plain: dict[str, Any]) -> int:
 
 def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
     """Numbers that contradict each other, each with its fix."""
-    problems = [*choice_problems(plain), *(impossible := count_problems(plain))]
-    if impossible:
-        return problems
+    problems = []
     world = world_size(plain)
     data, module = plain["data"], plain["module"]
     rollout_batch = int(data["rollout_batch_size"])
@@ -325,7 +277,7 @@ def print_plan(config: DictConfig) -> int:
     for key in unset:
         OmegaConf.update(config, key, "")
     plain = to_plain(config)
-    for line in [] if count_problems(plain) else plan_lines(plain):
+    for line in plan_lines(plain):
         log.info("%s", line)
     log.info("  folder: %s", plan_run(config).note)
     wrong = [*arithmetic_problems(plain), *method_problems(plain)]

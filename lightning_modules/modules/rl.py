@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import torch
@@ -16,7 +15,8 @@ from lightning_modules.layouts.patchify import Patchifier
 from lightning_modules.state.batch_dump import dump_batch
 from lightning_modules.update.dynamic_sampling import GroupFilter, next_round
 from lightning_modules.update.optim import OptimizerSettings, build_optimizer, check_frozen_parts
-from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
+from lightning_modules.update.settings import UpdateSettings
+from lightning_modules.update.updater import PolicyUpdater
 
 if TYPE_CHECKING:
     from datamodules.types import StepBatch
@@ -42,11 +42,6 @@ class GRPOLightningModule(L.LightningModule):
         algorithm: advantages and loss.
         layout: arrangement of responses in rows.
         optimizer: see `OptimizerSettings`.
-        temperature: sampling temperature, see `UpdateSettings` (as the next three).
-        update_batch_size: prompts per optimizer step over all ranks; None = the whole rollout batch.
-        micro_batch_tokens: most tokens of one forward.
-        epochs: passes over each rollout batch.
-        update_options: the other fields of `UpdateSettings`.
         dtype: type of the parameters ("float32" or "bfloat16").
         gradient_checkpointing: recompute activations in backward.
         frozen_parts: parts that are not trained: vision_tower, merger, language_model.
@@ -54,7 +49,11 @@ class GRPOLightningModule(L.LightningModule):
         dump_dir: where batches with a non-finite loss are written; None = not written.
         mismatch_gate: bounds on engine-trainer disagreement; None = logged only.
         reference_offload: keep the reference model, where the algorithm needs one, in host memory between uses.
+        **update: fields of `UpdateSettings`.
     """
+
+    forwards_to = UpdateSettings
+    """What reads `**update`."""
 
     def __init__(
         self,
@@ -63,18 +62,14 @@ class GRPOLightningModule(L.LightningModule):
         algorithm: Algorithm,
         layout: Layout,
         optimizer: OptimizerSettings | None = None,
-        temperature: float = 1.0,
-        update_batch_size: int | None = None,
-        micro_batch_tokens: int = 16384,
-        epochs: int = 1,
-        update_options: Mapping[str, Any] | None = None,
-        dtype: str = "float32",
+        dtype: Literal["float32", "bfloat16"] = "float32",
         gradient_checkpointing: bool = False,
         frozen_parts: tuple[str, ...] | list[str] = (),
         logprob_chunk: int = 1024,
         dump_dir: str | None = None,
         mismatch_gate: MismatchGate | None = None,
         reference_offload: bool = False,
+        **update: Any,
     ) -> None:
         super().__init__()
         if dtype not in ("float32", "bfloat16"):
@@ -89,14 +84,7 @@ class GRPOLightningModule(L.LightningModule):
         self.algorithm = algorithm
         self.layout = layout
         self.optimizer_settings = optimizer or OptimizerSettings()
-        self.update_settings = _update_settings(
-            update_options or {},
-            temperature=temperature,
-            update_batch_size=update_batch_size,
-            micro_batch_tokens=micro_batch_tokens,
-            epochs=epochs,
-            clip_norm=self.optimizer_settings.clip_norm,
-        )
+        self.update_settings = UpdateSettings(clip_norm=self.optimizer_settings.clip_norm, **update)
         self.parameter_dtype = getattr(torch, dtype)
         self.build_options: dict[str, Any] = {
             "gradient_checkpointing": gradient_checkpointing,
@@ -273,11 +261,3 @@ class GRPOLightningModule(L.LightningModule):
         if self.mismatch_gate is not None:
             self.mismatch_gate.violations_in_a_row = int(state["mismatch_in_a_row"])
         self.algorithm.load_state(state["algorithm"])
-
-
-def _update_settings(options: Mapping[str, Any], **own: Any) -> UpdateSettings:
-    """The module's own arguments and `update_options`, which may hold the other fields only."""
-    others = sorted({field.name for field in dataclasses.fields(UpdateSettings)} - set(own))
-    if unknown := sorted(set(options) - set(others)):
-        raise ValueError(f"update_options names {unknown}; it takes {', '.join(others)}")
-    return UpdateSettings(**own, **options)

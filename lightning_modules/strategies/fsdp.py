@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -71,12 +71,15 @@ class ShardedStrategy(PolicyStrategy, ModelParallelStrategy):
         return load_sharded(family, model_path, dtype, mesh, shard, device=self.root_device, **options)
 
 
+Precision = Literal["bfloat16", "float16", "float32"]
+
+
 def build(
     accelerator: str,
     devices: int,
     num_nodes: int,
-    param_dtype: str | None = None,
-    reduce_dtype: str | None = None,
+    param_dtype: Precision | None = None,
+    reduce_dtype: Precision | None = None,
     cpu_offload: bool = False,
     timeout_s: float = 1800.0,
 ) -> ShardedStrategy:

@@ -41,22 +41,11 @@ class UpdateSettings:
         if self.temperature <= 0:
             raise ValueError(f"temperature={self.temperature}: training needs samples of a positive temperature")
         for name in ("micro_batch_tokens", "epochs", "max_bad_updates"):
-            if not _positive(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)} must be a whole number of at least 1")
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.patch_cache_mb < 0:
             raise ValueError(f"patch_cache_mb={self.patch_cache_mb} must not be negative (0 keeps nothing)")
         if self.entropy_bonus and not self.entropy:
             raise ValueError(f"entropy_bonus={self.entropy_bonus} needs entropy: true")
-        if self.update_batch_size is not None and not _positive(self.update_batch_size):
-            raise ValueError(
-                f"update_batch_size={self.update_batch_size} must be a whole number of at least 1, or null for all"
-            )
-        if self.importance is not None and not callable(self.importance):
-            raise ValueError(
-                f"importance={self.importance} lacks its class: add "
-                "_target_: lightning_modules.algorithms.importance.ImportanceCorrection"
-            )
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, int) and value >= 1
+        if self.update_batch_size is not None and self.update_batch_size < 1:
+            raise ValueError(f"update_batch_size={self.update_batch_size} must be at least 1, or null for all")
