@@ -15,6 +15,7 @@ BASE = [
     "openai>=2",
     "pillow>=11",
     "psutil>=6",
+    "pydantic>=2.10",
     "pyarrow>=18",
     "rapidfuzz>=3.10",
     "ray[default]>=2.50",

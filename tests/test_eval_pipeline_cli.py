@@ -46,13 +46,13 @@ def test_mistakes_are_one_line_with_the_way_out(arguments, message):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("prepare.decoder=pyavv", "decoder 'pyavv' is unknown; use pyav"),
-        ("prepare.cache_codec=jpg", "cache codec 'jpg' is unknown; use one of raw"),
+        ("prepare.decoder=pyavv", "decoder=pyavv is unknown; did you mean pyav"),
+        ("prepare.cache_codec=jpg", "cache_codec=jpg is unknown; did you mean jpeg"),
         ("frames.fps=0", "fps=0 must be positive"),
-        ("frames.max_frames=many", "frames.max_frames=many: a number is expected"),
+        ("frames.max_frames=many", "frames.max_frames=many: a whole number, a number or null is expected"),
         ("images.max_pixels=3", "image max_pixels=3 is less than min_pixels"),
         ("limit=-1", "limit=-1: a number of items is expected"),
-        ("limit=few", "limit=few: a number of items is expected"),
+        ("limit=few", "limit=few: a whole number or null is expected"),
         ("style=offical", "prompt style 'offical': use one of cot, official, qwen3vl"),
         ("frame_policy=fast", "frame policy 'fast': use one of official"),
         ("benchmark=[]", "no benchmark is named"),
