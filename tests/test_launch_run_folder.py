@@ -86,11 +86,12 @@ def test_the_hash_ignores_the_order_of_keys():
 
 
 def composed_keys() -> set[str]:
-    """Every key that any option of any group brings; one option of each group at a time."""
-    groups = [group for group in group_names() - {"benchmark", "driver"} if "/" not in group]
+    """Every key that any option of any group brings; one option of each group at a time, each experiment alone."""
+    groups = [group for group in group_names() - {"benchmark", "driver", "experiment"} if "/" not in group]
     options = [[f"{group}={name}" for name in option_files(group)] for group in groups]
     keys = set(flat_keys(compose("train", [])))
-    for choices in itertools.zip_longest(*options):
+    alone = [[f"experiment={name}"] for name in option_files("experiment")]
+    for choices in [*itertools.zip_longest(*options), *alone]:
         keys |= set(flat_keys(compose("train", [choice for choice in choices if choice])))
     return keys
 

@@ -31,7 +31,7 @@ COMPUTED = (
     *_below("data", "image_min_pixels decoder conceal_damage cache_codec prompt_templates prompt_overrides"),
     *_below("data", "system_prompt"),
     *_below("module", "_target_ model_path family algorithm optimizer temperature update_batch_size epochs dtype"),
-    *_below("module", "frozen_parts update_options target_format label_noise seed"),
+    *_below("module", "frozen_parts entropy_bonus importance target_format label_noise seed"),
 )
 """Keys, with everything below them, that decide which numbers a run computes."""
 
@@ -45,7 +45,7 @@ OPERATIONAL = (
     *_below("data", "cache_dir source_mode cache_max_gb stage_dir decode_timeout_s val_batch_size num_workers"),
     *_below("data", "prefetch worker_start_method strict"),
     *_below("module", "layout micro_batch_tokens mismatch_gate reference_offload gradient_checkpointing"),
-    *_below("module", "logprob_chunk dump_dir export_to"),
+    *_below("module", "logprob_chunk dump_dir export_to entropy skip_zero_advantage patch_cache_mb max_bad_updates"),
 )
 """Keys, with everything below them, that decide how, where and how long it is computed."""
 
