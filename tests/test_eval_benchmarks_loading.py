@@ -15,6 +15,7 @@ from datamodules.video.probe import probe
 from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
 from eval.benchmarks.comparison import summarise
+from eval.benchmarks.drafts import gold_of
 from eval.benchmarks.frame_policy import frame_options
 from eval.benchmarks.loading import file_status, load
 from tests import eval_official_files
@@ -280,6 +281,31 @@ def test_the_list_holds_22_benchmarks_and_their_variants() -> None:
         assert benchmark.split in benchmark.expected
         assert all(benchmark.split in source.files for source in benchmark.sources)
         VideoSpec(**frame_options("official", benchmark.frames))
+
+
+@pytest.mark.parametrize("bases", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "a"}])
+def test_bases_that_lead_back_to_themselves_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bases: dict[str, str]
+) -> None:
+    monkeypatch.setenv("EVR1_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "benchmark").mkdir()
+    for name, base in bases.items():
+        (tmp_path / "benchmark" / f"{name}.yaml").write_text(f"base: {base}\nname: {name}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a -> .*a is a circle"):
+        catalogue.get("a")
+
+
+@pytest.mark.parametrize(
+    ("answer", "texts", "gold"),
+    [
+        ("*p", ("p", "*p"), "B"),  # the very text goes before one that differs in marks or case
+        ("Left", ("left", "Left"), "B"),
+        ("left.", ("right", "Left"), "B"),
+        ("[10, 20]", ("[10, 2]", "[10, 20]"), "B"),
+    ],
+)
+def test_a_gold_text_is_found_among_the_options(answer: str, texts: tuple[str, ...], gold: str) -> None:
+    assert gold_of(answer, texts, "text") == (gold, True)
 
 
 def test_readers_read_every_format(tmp_path: Path) -> None:

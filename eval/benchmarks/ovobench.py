@@ -28,7 +28,8 @@ class OVOBench(Benchmark):
         """One per entry of the backward and real-time tasks, one per query of the forward tasks."""
         for record in records:
             task = str(record["ovo_task" if "ovo_task" in record else "task"])
-            record |= {"task": task, "category": self._category(task)}
+            category = next((name for name, tasks in self.categories.items() if task in tasks), "")
+            record |= {"task": task, "category": category}
             queries = record.pop("test_info", None)
             if source.name != "official":
                 kind = record["problem_type"] if task in ("REC", "SSR", "CRR") else self.problem_type
@@ -55,9 +56,6 @@ class OVOBench(Benchmark):
             videos=(source.video(_cut(record, f"{record['id']}_{index}"), media),),
             meta=record,
         )
-
-    def _category(self, task: str) -> str:
-        return next((name for name, tasks in self.categories.items() if task in tasks), "")
 
     def figures(self, judged: Sequence[Judged]) -> Figures:
         """`total` and the three categories: each the mean of its tasks' accuracies."""
