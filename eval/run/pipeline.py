@@ -138,20 +138,17 @@ def _requests(
         if outcome is None:
             yield None
         elif outcome.reason:
-            writer.put(
-                {"uid": outcome.key, "state": FAILED, "reason": _naming_media(by_uid[outcome.key], outcome.reason)}
-            )
+            # A process that was stopped or died could not say which file it was.
+            sample, reason = by_uid[outcome.key].sample, outcome.reason
+            paths = list(dict.fromkeys(ref.path for ref in (*sample.videos, *sample.images)))
+            if paths and not any(Path(path).name in reason for path in paths):
+                reason = f"{', '.join(paths)}: {reason}"
+            writer.put({"uid": outcome.key, "state": FAILED, "reason": reason})
         else:
             ready: ReadyItem = outcome.value
             writer.ready(outcome.key, ready)
             request_seed = response_seed(seed, 0, outcome.key, 0)
             yield GenerateRequest(outcome.key, ready.prompt, sampling, request_seed)
-
-
-def _naming_media(item: BenchmarkItem, reason: str) -> str:
-    """A reason that names the item's files: a process that was stopped or died could not say which one it was."""
-    paths = list(dict.fromkeys(ref.path for ref in (*item.sample.videos, *item.sample.images)))
-    return reason if not paths or any(Path(path).name in reason for path in paths) else f"{', '.join(paths)}: {reason}"
 
 
 class _Writer:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,7 @@ class BenchmarkRun:
             raise ValueError(f"{self.benchmark.name}: no item to evaluate below data_root={options.data_root}")
         for line in _report_lines(report):
             log.info("%s", line)
-        write_lines(self.folder / "items.jsonl", (_item_record(item) for item in items))
+        write_lines(self.folder / "items.jsonl", (_jsonable(asdict(item)) for item in items))
         run: dict[str, Any] = {"benchmark": self.benchmark.name, "title": self.benchmark.title, "key": self.key}
         run |= {"settings": self.key_fields, "model": options.model_name, "report": asdict(report)}
         write_json(self.folder / "run.json", run)
@@ -181,7 +182,12 @@ class BenchmarkRun:
             raise ValueError(
                 f"{path} holds {len(records)} of {expected} questions: it is damaged, run the stage prepare"
             )
-        return [_item(record) for record in records.values()]
+        items = []
+        for record in records.values():
+            sample = _tupled(record["sample"])
+            sample |= {name: tuple(MediaRef(**ref) for ref in sample[name]) for name in ("images", "videos")}
+            items.append(BenchmarkItem(**{**_tupled(record), "sample": Sample(**sample)}))
+        return items
 
     def infer(
         self, items: Sequence[BenchmarkItem], make_driver: Callable[[], Driver], router: RewardRouter
@@ -261,9 +267,13 @@ class BenchmarkRun:
         run = _read_json(self.folder / "run.json")
         # Records of a question or of media as they were before do not count.
         answers, verdicts = _fitting(items, self._records("answers")), self._records("scores")
-        scores = {uid: verdicts[uid] for uid, answer in answers.items() if _belongs(verdicts.get(uid), answer)}
+        scores = {
+            uid: verdicts[uid]
+            for uid, answer in answers.items()
+            if uid in verdicts and verdicts[uid].get("answer") == answer_digest(answer)
+        }
         scored = scored_items(items, answers, scores)
-        report = LoadReport(**{key: _tupled(value) for key, value in run["report"].items()})
+        report = LoadReport(**_tupled(run["report"]))
         info = RunInfo(
             style=self.options.style,
             frame_policy="custom" if self.settings.is_custom else self.settings.frame_policy,
@@ -336,28 +346,14 @@ def _fitting(items: Sequence[BenchmarkItem], answers: Mapping[str, dict[str, Any
     return {item.uid: answers[item.uid] for item in items if fits(item, answers.get(item.uid))}
 
 
-def _belongs(score: Mapping[str, Any] | None, answer: Mapping[str, Any]) -> bool:
-    return score is not None and score.get("answer") == answer_digest(answer)
-
-
 def result_record(summary: Summary) -> dict[str, Any]:
     """A summary as JSON."""
-    record = asdict(summary)
-    record["disagreement"] = {name: list(pair) for name, pair in summary.disagreement.items()}
-    return record
+    return asdict(summary) | {"disagreement": {name: list(pair) for name, pair in summary.disagreement.items()}}
 
 
-def _item_record(item: BenchmarkItem) -> dict[str, Any]:
-    return _jsonable({**asdict(item), "uid": item.uid})
-
-
-def _item(record: Mapping[str, Any]) -> BenchmarkItem:
-    sample = dict(record["sample"])
-    for name in ("images", "videos"):
-        sample[name] = tuple(MediaRef(**ref) for ref in sample[name])
-    sample["options"] = tuple(sample["options"])
-    sizes = tuple(record.get("media_bytes", ()))
-    return BenchmarkItem(**{**record, "sample": Sample(**sample), "media_bytes": sizes})
+def _tupled(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a dataclass of ours as they were before JSON made lists of its tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
 
 
 def _jsonable(value: Any) -> Any:
@@ -373,13 +369,7 @@ def _jsonable(value: Any) -> Any:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    import json
-
     if not path.is_file():
         raise ValueError(f"{path} does not exist: run the earlier stages first")
     try:
