@@ -37,8 +37,13 @@ def headline(result: Result) -> tuple[str, float | None]:
 
 def rows(results: Sequence[Result], baseline: Sequence[Result] = ()) -> list[Row]:
     """One row per result; the baseline's result of the same benchmark and split stands beside it."""
-    others = {(other["benchmark"], other["split"]): other for other in baseline}
-    return [_row(result, others.get((result["benchmark"], result["split"]))) for result in results]
+    return [_row(result, counterpart(result, baseline)) for result in results]
+
+
+def counterpart(result: Result, baseline: Sequence[Result]) -> Result | None:
+    """The baseline's result of the same benchmark and split, or None."""
+    names = (result["benchmark"], result["split"])
+    return next((other for other in baseline if (other["benchmark"], other["split"]) == names), None)
 
 
 def _row(result: Result, other: Result | None) -> Row:

@@ -12,7 +12,7 @@ from typing import Any
 
 from datamodules.common.files import naming, write_json, write_text
 from eval.report.items import browser_items
-from eval.report.rows import Result, Row, group_rows, headline, rows
+from eval.report.rows import Result, Row, counterpart, group_rows, headline, rows
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +112,11 @@ def markdown(results: Sequence[Result], table: Sequence[Row], before: Sequence[R
     for row in table:
         if row.baseline_note:
             lines += ["", f"\\* {row.title}: the baseline has other settings ({row.baseline_note})."]
-    others = {(other["benchmark"], other["split"]): other for other in before}
     for result in results:
         lines += ["", f"## {result['title']}", ""]
         lines += [f"- {name}: {number(value)}" for name, value in result["headline"].items()]
         lines += [f"- {note}" for note in result["notes"]]
-        for group in group_rows(result, others.get((result["benchmark"], result["split"]))):
+        for group in group_rows(result, counterpart(result, before)):
             lines += ["", f"| {_cell(group['name'])} | score | n | delta |", "|---|--:|--:|--:|"]
             for cell in group["groups"]:
                 delta = "" if cell["delta"] is None else number(cell["delta"], sign=True)
@@ -127,14 +126,12 @@ def markdown(results: Sequence[Result], table: Sequence[Row], before: Sequence[R
 
 def page(results: Sequence[Result], table: Sequence[Row], before: Sequence[Result], num_items: int) -> str:
     """One HTML page without any outside reference."""
-    others = {(other["benchmark"], other["split"]): other for other in before}
     benchmarks = []
     for result, row in zip(results, table, strict=True):
-        other = others.get((result["benchmark"], result["split"]))
         benchmarks.append(
             {
                 **asdict(row),
-                "tables": group_rows(result, other),
+                "tables": group_rows(result, counterpart(result, before)),
                 "headline": result["headline"],
                 "robust_headline": result["robust_headline"],
                 "notes": list(result["notes"]),

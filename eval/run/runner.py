@@ -24,7 +24,7 @@ from datamodules.types import MediaRef, Sample
 from eval.benchmarks.comparison import summarise
 from eval.benchmarks.loading import load
 from eval.benchmarks.prompts import shared_template
-from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo, Summary
+from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo
 from eval.engine.errors import EngineLostError
 from eval.pool import PreparePool
 from eval.run.pipeline import PipelineStats, ask, fits, open_items
@@ -282,7 +282,8 @@ class BenchmarkRun:
         )
         summary = summarise(self.benchmark, scored, info)
         unasked = sum(item.uid not in scores for item in items)
-        result = result_record(summary) | {
+        result = asdict(summary) | {
+            "disagreement": {name: list(pair) for name, pair in summary.disagreement.items()},
             "title": self.benchmark.title,
             "category": self.benchmark.category,
             "model": self.options.model_name,
@@ -344,11 +345,6 @@ class BenchmarkRun:
 def _fitting(items: Sequence[BenchmarkItem], answers: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Answers to the items as they are asked now."""
     return {item.uid: answers[item.uid] for item in items if fits(item, answers.get(item.uid))}
-
-
-def result_record(summary: Summary) -> dict[str, Any]:
-    """A summary as JSON."""
-    return asdict(summary) | {"disagreement": {name: list(pair) for name, pair in summary.disagreement.items()}}
 
 
 def _tupled(record: Mapping[str, Any]) -> dict[str, Any]:
