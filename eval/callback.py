@@ -45,7 +45,7 @@ class EvaluationCallback(L.Callback):
         slices: benchmarks asked at the same times; None = only the held-out split.
         best_metric: metric whose best step is remembered in `<run_dir>/evaluation/best.json`, for instance
             `eval/mean` or `val/accuracy_mean`; the checkpoint callback keeps that step's checkpoint. None = none.
-            What training starts from has no checkpoint and is no candidate; its value is remembered beside the best.
+            What training starts from has no checkpoint and is not a candidate; its value is remembered beside the best.
     """
 
     def __init__(

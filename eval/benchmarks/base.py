@@ -165,14 +165,6 @@ class Benchmark:
             tables[name] = metrics.table(pairs)
         return {name: cells for name, cells in tables.items() if cells or name == self.macro_over}
 
-    def files(self, split: str | None = None) -> dict[str, list[str]]:
-        """Source -> annotation files of a split, relative to `<data_root>/<name>`; alternatives are joined by "or"."""
-        return {
-            source.name: [e if isinstance(e, str) else " or ".join(e) for e in source.files[split or self.split]]
-            for source in self.sources
-            if (split or self.split) in source.files
-        }
-
 
 def _spelled(name: Any) -> str:
     return str(name).replace("_", " ").casefold()

@@ -31,23 +31,19 @@ _KINDS = {
 }
 
 
-def kind_of(draft: Draft) -> str:
-    """What is asked for: choice, number, boolean, time, tube, caption or open."""
-    return "choice" if draft.options else _KINDS.get(draft.problem_type.lower(), "open")
-
-
 def variables(draft: Draft, media: str | None = None, subtitles: str = "") -> dict[str, Any]:
     """Names that templates may use.
 
-    `media` (tags of all media, one per line), `question`, `kind`, `letters`, `texts`, `options` ("A. text" each),
-    `choices` (pairs of letter and text), `letter_list` ("A, B, C, or D"), `subtitles`, `problem_type`, `meta`, `extra`.
+    `media` (tags of all media, one per line), `question`, `kind` (choice, number, boolean, time, tube, caption or open:
+    what is asked for), `letters`, `texts`, `options` ("A. text" each), `choices` (pairs of letter and text),
+    `letter_list` ("A, B, C, or D"), `subtitles`, `problem_type`, `meta`, `extra`.
     """
     tags = ["<video>"] * len(draft.videos) + ["<image>"] * len(draft.images)
     texts = [_plain(text) for text in draft.texts]
     return {
         "media": "\n".join(tags) if media is None else media,
         "question": _plain(draft.question),
-        "kind": kind_of(draft),
+        "kind": "choice" if draft.options else _KINDS.get(draft.problem_type.lower(), "open"),
         "letters": list(draft.letters),
         "texts": texts,
         "options": [_plain(option) for option in draft.options],

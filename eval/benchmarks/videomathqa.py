@@ -19,13 +19,10 @@ class MultiBinary(Benchmark):
 
     def figures(self, judged: Sequence[Judged]) -> Figures:
         """MBin over the questions, and the plain accuracy over the pairs beside it."""
-        names = self.question_field.split("|")
-
-        def question(entry: Judged) -> str:
-            return str(next((v for name in names if (v := lookup(entry.item.meta, name)) is not None), ""))
 
         def mbin(entries: Sequence[Judged]) -> metrics.Cell:
-            return metrics.all_correct((question(entry), entry.value) for entry in entries)
+            pairs = ((str(lookup(entry.item.meta, self.question_field)), entry.value) for entry in entries)
+            return metrics.all_correct(pairs)
 
         tables = {}
         for name, path in self.subgroups.items():
