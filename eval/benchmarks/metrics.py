@@ -97,18 +97,6 @@ def group_logic(scores: Sequence[float], structure: Any) -> float:
     return _LOGIC[key][length]
 
 
-VSI_TASKS = (
-    "object_counting",
-    "object_abs_distance",
-    "object_size_estimation",
-    "room_size_estimation",
-    "object_rel_distance",
-    "object_rel_direction",
-    "route_planning",
-    "obj_appearance_order",
-)
-
-
 def vsi_tasks(by_type: Mapping[str, Value]) -> dict[str, Value]:
     """The eight tasks of VSI-Bench from its question types: three levels of relative direction are averaged first."""
     levels = [value for name, value in by_type.items() if name.startswith("object_rel_direction_")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,28 +16,6 @@ from eval.benchmarks.drafts import Draft, gold_of
 from eval.benchmarks.media import MediaFinder
 from eval.benchmarks.source import Source, lookup
 
-_DISCIPLINES = {
-    "Art": ("Art", "Art_Theory", "Design", "Music"),
-    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
-    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
-    "Medicine": (
-        "Basic_Medical_Science",
-        "Clinical_Medicine",
-        "Diagnostics_and_Laboratory_Medicine",
-        "Pharmacy",
-        "Public_Health",
-    ),
-    "Humanities": ("History", "Literature", "Sociology", "Psychology"),
-    "Engineering": (
-        "Agriculture",
-        "Architecture_and_Engineering",
-        "Computer_Science",
-        "Electronics",
-        "Energy_and_Power",
-        "Materials",
-        "Mechanical_Engineering",
-    ),
-}
 TRACKS = ("Perception", "Comprehension", "Adaptation")
 
 
@@ -49,6 +27,8 @@ class VideoMMMU(Benchmark):
     `metrics.delta_knowledge(question_only, adaptation)`.
     """
 
+    disciplines: Mapping[str, Sequence[str]]
+    """Discipline -> its subjects; an id such as "dev_Biology_3" holds the subject."""
     with_video: bool = True
     """Whether the video is shown; without it only the image and the question are."""
     image_folder: str = "images"
@@ -62,7 +42,9 @@ class VideoMMMU(Benchmark):
             place = f"{record.get('track', '')} {record.get('_file', '')} {record.get('_folder', '')}".lower()
             named = next((track for track in TRACKS if track.lower() in place), None)
             track = named or ("Adaptation", "Comprehension", "Perception")[min(number // 300, 2)]
-            meta = {**record, "id": identifier, "track": track, "discipline": discipline(identifier)}
+            subject = "_".join(identifier.split("_")[1:-1])
+            discipline = next((name for name, subjects in self.disciplines.items() if subject in subjects), "")
+            meta = {**record, "id": identifier, "track": track, "discipline": discipline}
             draft = self.draft(meta, source, media)
             kind = str(record.get("question_type") or record.get("original_question_type") or "")
             if not any(draft.texts) or kind.startswith("open"):
@@ -96,12 +78,6 @@ class VideoMMMU(Benchmark):
         tracks = tables.get("track", {})
         present = {name: tracks[name].value for name in TRACKS if name in tracks}
         return {"overall": metrics.mean_of(present.values()), **present}, tables
-
-
-def discipline(identifier: str) -> str:
-    """Discipline of an id such as "dev_Biology_3"; "" when it names no known subject."""
-    subject = "_".join(identifier.split("_")[1:-1])
-    return next((name for name, subjects in _DISCIPLINES.items() if subject in subjects), "")
 
 
 def _store(path: Path, data: bytes) -> None:

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
 MARKER = "Final Answer"
 SIMULATED = "prediction_operation"
-_LEVELS = {
-    "order_operation": "level 1",
-    "counting_operation": "level 1",
-    "order_state": "level 2",
-    "counting_state": "level 2",
-    "comparison_state": "level 2",
-    "prediction_state": "level 3",
-    SIMULATED: "level 3",
-}
 _OPERATIONS = "what sequence of"
 
 
@@ -50,7 +41,7 @@ class VideoReasonBench(Benchmark):
             path = Path(str(record.get("video") or record.get("path")))
             dim = record.get("dim") or (SIMULATED if _OPERATIONS in draft.question else "")
             simulated = dim == SIMULATED
-            meta = {**record, "dim": dim, "world": path.parent.name, "level": _LEVELS.get(dim, "")}
+            meta = {**record, "dim": dim, "world": path.parent.name}
             answer = "" if simulated else draft.answer
             # Without states an operation question ends as "not judged", which is what a judge's absence means too.
             yield replace(

@@ -30,5 +30,5 @@ class VSIBench(Benchmark):
         tasks = metrics.vsi_tasks({name: cell.value for name, cell in types.items()})
         choice = metrics.mean(entry.value for entry in judged if entry.item.sample.options).value
         number = metrics.mean(entry.value for entry in judged if not entry.item.sample.options).value
-        overall = metrics.mean_of(tasks[name] for name in metrics.VSI_TASKS if name in tasks)
+        overall = metrics.mean_of(tasks[name] for name in self.macro_groups if name in tasks)
         return {"overall": overall, "accuracy_choice": choice, "mra_numbers": number}, tables
