@@ -18,7 +18,7 @@ from typing import Any
 
 from datamodules.prompts import slug
 from datamodules.records import read_records
-from datamodules.types import MediaRef, Sample
+from datamodules.types import DataType, MediaRef, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -181,12 +181,13 @@ def to_sample(record: Mapping[str, Any], file: str = "", place: int = 0, artifac
     if artifacts is not None and videos and record.get("preprocessed_video"):
         # Written by EasyVideoR1's offline tool for the record's first video.
         videos = (MediaRef(str(Path(artifacts) / str(record["preprocessed_video"]))), *videos[1:])
-    data_type = {
+    kinds: dict[tuple[bool, bool], DataType] = {
         (False, False): "text",
         (True, False): "image",
         (False, True): "video",
         (True, True): "mixed",
-    }[bool(images), bool(videos)]
+    }
+    data_type = kinds[bool(images), bool(videos)]
     declared = record.get("data_type")
     if declared not in (None, "", data_type) and not (declared in ("video", "image") and data_type == "mixed"):
         raise ValueError(f"data_type is {declared!r} but the record holds {data_type} data")

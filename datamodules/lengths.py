@@ -79,7 +79,13 @@ def prompt_lengths(
         if known is not None:
             return known
     _probe_all(samples, preparer, threads or min(16, os.cpu_count() or 1))
-    lengths = [_measure(sample, preparer) for sample in samples]
+    lengths = []
+    for sample in samples:
+        try:
+            lengths.append(Length(sample.uid, prompt_length(sample, preparer)))
+        except ValueError as error:
+            # Met again, and listed, when the sample's turn comes; here it only has no length.
+            lengths.append(Length(sample.uid, None, str(error)))
     if file is not None:
         try:
             write_json(file, [asdict(length) for length in lengths], indent=None)
@@ -88,9 +94,9 @@ def prompt_lengths(
     return lengths
 
 
-def overlong(lengths: Sequence[Length], limit: int) -> list[Length]:
-    """The samples whose prompt is longer than `limit`."""
-    return [length for length in lengths if length.tokens is not None and length.tokens > limit]
+def overlong(lengths: Sequence[Length], limit: int) -> list[tuple[str, int]]:
+    """(uid, tokens) of the samples whose prompt is longer than `limit`."""
+    return [(length.uid, length.tokens) for length in lengths if length.tokens is not None and length.tokens > limit]
 
 
 def histogram(lengths: Sequence[Length], limit: int | None = None, bins: int = 12, width: int = 40) -> str:
@@ -111,14 +117,6 @@ def histogram(lengths: Sequence[Length], limit: int | None = None, bins: int = 1
     if limit is not None:
         lines.append(f"{len(overlong(lengths, limit))} prompts exceed {limit} tokens and are dropped")
     return "\n".join(lines)
-
-
-def _measure(sample: Sample, preparer: SamplePreparer) -> Length:
-    try:
-        return Length(sample.uid, prompt_length(sample, preparer))
-    except ValueError as error:
-        # Met again, and listed, when the sample's turn comes; here it only has no length.
-        return Length(sample.uid, None, str(error))
 
 
 def _probe_all(samples: Sequence[Sample], preparer: SamplePreparer, threads: int) -> None:
@@ -153,18 +151,15 @@ def _key(samples: Sequence[Sample], preparer: SamplePreparer) -> str:
         add(asdict(sample))
         for ref in (*sample.images, *sample.videos):
             path = preparer.cache.source(ref)
-            if path not in seen:
-                seen[path] = _file_state(path)
+            if path in seen:
+                continue
+            try:
+                state_of = path.stat()
+                seen[path] = [state_of.st_size, state_of.st_mtime_ns]
+            except OSError:
+                seen[path] = None
     add([[str(path), value] for path, value in seen.items()])
     return state.hexdigest()[:32]
-
-
-def _file_state(path: Path) -> object:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return [state.st_size, state.st_mtime_ns]
 
 
 def _read(file: Path) -> list[Length] | None:

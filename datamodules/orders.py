@@ -54,14 +54,19 @@ class CurriculumOrder:
         epochs: int | None = None,
     ) -> None:
         known = {sample.uid: sample.extra.get(key) for sample in samples} if rates_file is None else _rates(rates_file)
-        missing = [sample.uid for sample in samples if not _is_number(known.get(sample.uid))]
+        found = [known.get(sample.uid) for sample in samples]
+        missing = [
+            sample.uid
+            for sample, rate in zip(samples, found, strict=True)
+            if not isinstance(rate, (int, float)) or not math.isfinite(rate)
+        ]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(samples)} samples have no number {key!r}, for example {missing[0]}"
             )
         if not 1 <= bands <= len(samples):
             raise ValueError(f"bands={bands} must lie between 1 and the number of samples ({len(samples)})")
-        rates = np.asarray([float(known[sample.uid]) for sample in samples])
+        rates = np.asarray(found, dtype=np.float64)
         ranked = np.argsort(-rates if easy_first else rates, kind="stable")
         self.bands = np.array_split(ranked, bands)
         self.plain = ShuffledOrder(len(samples), seed)
@@ -86,10 +91,6 @@ def _rates(file: str) -> dict[str, Any]:
     if not isinstance(rates, dict):
         raise ValueError(f"{file} holds no object of sample ids and pass rates")
     return rates
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class LengthGroupedOrder:
@@ -118,8 +119,13 @@ class LengthGroupedOrder:
     ) -> None:
         if group < 1:
             raise ValueError(f"group={group} must be at least 1")
-        self.batch_size = batch_size or datamodule.rollout_batch_size
-        self.lengths = np.asarray(_measured(samples, datamodule) if lengths is None else lengths)
+        if datamodule is not None:
+            batch_size = batch_size or datamodule.rollout_batch_size
+            lengths = _measured(samples, datamodule) if lengths is None else lengths
+        if batch_size is None or lengths is None:
+            raise ValueError("LengthGroupedOrder needs a datamodule, or lengths and batch_size")
+        self.batch_size = batch_size
+        self.lengths: np.ndarray = np.asarray(lengths)
         if len(self.lengths) != len(samples):
             raise ValueError(f"{len(self.lengths)} lengths for {len(samples)} samples")
         self.group = group

@@ -21,7 +21,7 @@ from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
 
 if TYPE_CHECKING:
     import torch
-    from transformers import ProcessorMixin
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     from datamodules.prompts import PromptTemplates
     from datamodules.types import PreparedImage, PreparedVideo, Sample
@@ -87,7 +87,8 @@ class SamplePreparer:
         prompt_ids = tuple(self.processor.tokenizer(text)["input_ids"])
         image_texts = [image_run(image.grid, self.rules) for image in images]
         video_texts = [
-            video_run(video.grid, video.metadata.frames_indices, video.metadata.fps, self.rules) for video in videos
+            video_run(video.grid, video.metadata.frames_indices or (), video.metadata.fps or 0.0, self.rules)
+            for video in videos
         ]
         expanded = expand(text, image_texts, video_texts, self.rules, self.processor.tokenizer)
         if self.max_prompt_tokens is not None and len(expanded) > self.max_prompt_tokens:
@@ -154,7 +155,9 @@ def video_run(grid: tuple[int, int, int], indices: Sequence[int], fps: float, ru
     return tuple(run)
 
 
-def expand(text: str, images: Sequence[Run], videos: Sequence[Run], rules: MediaRules, tokenizer: object) -> tuple:
+def expand(
+    text: str, images: Sequence[Run], videos: Sequence[Run], rules: MediaRules, tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
     """Token ids with every visual token, as the Hugging Face processor would give them.
 
     Placeholders are tokens of their own, so a run of them can be tokenised as one and repeated afterwards.
@@ -225,7 +228,7 @@ class MediaProcessor:
         self.image_processor = processor.image_processor
         self.video_processor = processor.video_processor
 
-    def patchify(self, samples: Sequence[PreparedSample], device: object = None) -> Patches:
+    def patchify(self, samples: Sequence[PreparedSample], device: torch.device | str | None = None) -> Patches:
         """Patches of all media of `samples`, in order.
 
         Args:
@@ -271,7 +274,7 @@ class MediaProcessor:
         )
 
 
-def as_tensor(array: object, device: object = None) -> torch.Tensor:
+def as_tensor(array: object, device: torch.device | str | None = None) -> torch.Tensor:
     """uint8 array -> tensor without a copy where possible."""
     import torch
 

@@ -72,9 +72,12 @@ class PromptTemplates:
         name = name if name in self._texts else "default"
         if name not in self._texts:
             raise ValueError(f"no prompt template for problem type {sample.problem_type!r} and no default.jinja")
+        if name not in self._compiled:
+            environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+            self._compiled[name] = environment.from_string(self._texts[name])
         try:
             return (
-                self._template(name)
+                self._compiled[name]
                 .render(
                     problem=sample.problem,
                     options=list(sample.options),
@@ -93,12 +96,6 @@ class PromptTemplates:
         content = place_media(self.render(sample), len(sample.images), len(sample.videos))
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": content}]
-
-    def _template(self, name: str) -> Template:
-        if name not in self._compiled:
-            environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-            self._compiled[name] = environment.from_string(self._texts[name])
-        return self._compiled[name]
 
 
 def slug(problem_type: str) -> str:

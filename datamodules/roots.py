@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,8 @@ def anchor(samples: list[Sample], file: str | Path, media_root: str | Path | Non
     """
     root = None if media_root is None else Path(media_root)
     beside = Path(file).resolve().parent
-    for ref in _relative(samples):
+    refs = (ref for sample in samples for ref in (*sample.images, *sample.videos))
+    for ref in (ref for ref in refs if not Path(ref.path).is_absolute()):
         if root is not None and (root / ref.path).exists():
             return samples
         if (beside / ref.path).exists():
@@ -30,13 +30,6 @@ def anchor(samples: list[Sample], file: str | Path, media_root: str | Path | Non
             logger.info("%s: media paths are relative to its own folder", file)
             return [_absolute(sample, beside) for sample in samples]
     return samples
-
-
-def _relative(samples: list[Sample]) -> Iterator[MediaRef]:
-    for sample in samples:
-        for ref in (*sample.images, *sample.videos):
-            if not Path(ref.path).is_absolute():
-                yield ref
 
 
 def _absolute(sample: Sample, folder: Path) -> Sample:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from datamodules.sampling import EpochOrder, positions
 from datamodules.types import Sample, StepBatch
@@ -40,7 +40,7 @@ class Shard:
     def balanced(self, costs: Sequence[float]) -> list[int]:
         """Places of this rank among items of these costs: as many items as `slice` gives it, even sums of costs.
 
-        Dearest first to the rank with the smallest sum and room; deterministic, the places ascend.
+        Most expensive first to the rank with the smallest sum and room; deterministic, the places ascend.
 
         Example: costs [8, 6, 1, 1] on two ranks give [0, 3] and [1, 2], sums 9 and 7; the halves have 14 and 2.
         """
@@ -57,7 +57,7 @@ class Shard:
         return sorted(mine)
 
 
-class StepDataset:
+class StepDataset(Dataset[StepBatch]):
     """Maps a step's number to this rank's prepared prompts.
 
     Args:
@@ -124,7 +124,6 @@ class StepLoader:
         num_workers: worker processes; 0 = prepare in this process.
         prefetch: steps each worker prepares ahead.
         start_method: how workers start: `fork`, `spawn` or `forkserver`.
-        on_start: called before workers start.
     """
 
     def __init__(
@@ -135,21 +134,17 @@ class StepLoader:
         num_workers: int = 0,
         prefetch: int = 2,
         start_method: str = "fork",
-        on_start: Callable[[], None] | None = None,
     ) -> None:
         self.dataset = dataset
         self.start, self.stop = start, max(start, stop)
         self.num_workers = num_workers
         self.prefetch = prefetch
         self.start_method = start_method
-        self.on_start = on_start
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[StepBatch]:
-        if self.on_start is not None:
-            self.on_start()
         workers = min(self.num_workers, len(self))
         options: dict[str, Any] = {}
         if workers:
@@ -165,7 +160,6 @@ class StepLoader:
                 batch_size=None,
                 sampler=range(self.start, self.stop),
                 num_workers=workers,
-                collate_fn=_as_is,
                 **options,
             )
         )
@@ -178,7 +172,3 @@ def prompt_cost(tokens: int) -> float:
 
 def _end_with(parent: int, worker_id: int) -> None:
     die_with_parent(parent)
-
-
-def _as_is(batch: StepBatch) -> StepBatch:
-    return batch

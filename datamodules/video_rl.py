@@ -109,8 +109,9 @@ class VideoRLDataModule(L.LightningDataModule):
         self._train_groups, self.report = self._read(self.train_files, self.options.max_train_samples)
         self.train_samples = [sample for group in self._train_groups for sample in group]
         self.val_samples = [s for group in self._read(self.val_files, self.options.max_val_samples)[0] for s in group]
-        if self.options.filter_overlong and self.options.max_prompt_tokens is not None and self.train_samples:
-            self._drop_overlong()
+        limit = self.options.max_prompt_tokens
+        if self.options.filter_overlong and limit is not None and self.train_samples:
+            self._drop_overlong(limit)
         if self.train_files and not self.train_samples:
             raise ValueError(f"no usable sample in train_files {self.train_files}\n{self.report.text()}")
         self._ready = True
@@ -119,12 +120,16 @@ class VideoRLDataModule(L.LightningDataModule):
         options = self.options
         groups, report = load_samples(files, self.type_name, options.strict, options.artifact_dir)
         groups = [anchor(group, file, options.media_root) for group, file in zip(groups, files, strict=True)]
-        return _limited(groups, limit), report
+        if limit is not None:
+            for number, group in enumerate(groups):
+                groups[number] = group[:limit]
+                limit -= len(groups[number])
+        return groups, report
 
-    def _drop_overlong(self) -> None:
+    def _drop_overlong(self, limit: int) -> None:
         """Remove prompts above `max_prompt_tokens`; every rank removes the same ones."""
         self.lengths = prompt_lengths(self.train_samples, self.preparer, self.cache.folder)
-        found = [(length.uid, length.tokens) for length in overlong(self.lengths, self.options.max_prompt_tokens)]
+        found = overlong(self.lengths, limit)
         # What rank 0 cannot read counts as empty: it is likely lost.
         tokens = {length.uid: length.tokens or 0 for length in self.lengths}
         self.dropped, self._tokens = from_rank_zero((found, tokens))
@@ -134,7 +139,7 @@ class VideoRLDataModule(L.LightningDataModule):
             "%d of %d samples exceed max_prompt_tokens=%d and are dropped: %s%s",
             len(self.dropped),
             len(self.train_samples),
-            self.options.max_prompt_tokens,
+            limit,
             ", ".join(f"{uid} ({tokens})" for uid, tokens in self.dropped[:10]),
             " ..." if len(self.dropped) > 10 else "",
         )
@@ -200,7 +205,11 @@ class VideoRLDataModule(L.LightningDataModule):
         """
         self.setup()
         shard = self.shard
-        _check_divides("rollout_batch_size", self.rollout_batch_size, shard.world)
+        if self.rollout_batch_size % shard.world:
+            raise ValueError(
+                f"rollout_batch_size={self.rollout_batch_size} does not divide by {shard.world} data-parallel ranks; "
+                f"use for example {max(shard.world, self.rollout_batch_size // shard.world * shard.world)}"
+            )
         costs = [prompt_cost(self._tokens[s.uid]) for s in self.train_samples] if self._tokens else None
         dataset = StepDataset(
             self.train_samples, self.train_order(), self.rollout_batch_size, shard, self.preparer, costs=costs
@@ -239,19 +248,3 @@ def make_cache(options: DataOptions) -> VideoCache:
 
 def _listed(files: Sequence[str] | str) -> list[str]:
     return [files] if isinstance(files, (str, Path)) else [str(file) for file in files]
-
-
-def _limited(groups: list[list[Sample]], limit: int | None) -> list[list[Sample]]:
-    if limit is None:
-        return groups
-    left, out = limit, []
-    for group in groups:
-        out.append(group[:left])
-        left -= len(out[-1])
-    return out
-
-
-def _check_divides(name: str, value: int, world: int) -> None:
-    if value % world:
-        near = max(world, value // world * world)
-        raise ValueError(f"{name}={value} does not divide by {world} data-parallel ranks; use for example {near}")

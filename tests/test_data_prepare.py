@@ -248,7 +248,7 @@ def test_lengths_are_remembered_and_follow_changes(processors, media, tmp_path):
         file.write_text("{")
     assert prompt_lengths(samples, preparer, tmp_path) == first
     longest = max(x.tokens for x in first[:-1])
-    assert {x.uid[:-1].rstrip("1") for x in overlong(first, longest - 1)} == {"vv"}
+    assert {uid[:-1].rstrip("1") for uid, _ in overlong(first, longest - 1)} == {"vv"}
     assert "1 unreadable" in histogram(first, 100)
 
 

@@ -34,8 +34,8 @@ COLOURS = {"red": (220, 40, 40), "blue": (50, 70, 230), "green": (40, 190, 60), 
 OPTIONS = [f"{letter}. {name}" for letter, name in zip("ABCD", COLOURS, strict=True)]
 RECIPE_VERSION = 5
 
-Drawing = tuple["np.ndarray | None", dict[str, Any]]
-"""(uint8 [T, H, W, 3], or [H, W, 3] for an image, or None; the record's fields)"""
+Drawing = tuple[np.ndarray, dict[str, Any]]
+"""(uint8 [T, H, W, 3], or [H, W, 3] for an image; the record's fields)"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Task:
     name: str
     problem_type: str
     data_type: str
-    draw: Callable[[np.random.Generator, int], Drawing]
-    """(random generator, running number) -> drawing; the number balances the answers."""
+    draw: Callable[[np.random.Generator, int], Drawing] | None = None
+    """(random generator, running number) -> drawing; the number balances the answers. None = a text question."""
     train_share: int = 1
     """Factor on the number of training records, for tasks that need more practice."""
 
@@ -118,22 +118,22 @@ def _records(folder: Path, task: Task, split: str, count: int, seed: int) -> lis
     records = []
     for number, (drawing, record) in enumerate(_drawn(task, split, count, seed)):
         stem = f"media/{task.name}_{split}_{number:04d}"
-        if task.data_type == "video":
+        if drawing is not None and task.data_type == "video":
             record["videos"] = [f"{stem}.mp4"]
             encode_video(folder / record["videos"][0], drawing)
-        elif task.data_type == "image":
+        elif drawing is not None:
             record["images"] = [f"{stem}.png"]
-            _save_image(folder / record["images"][0], drawing)
+            Image.fromarray(drawing).save(folder / record["images"][0])
         record["problem_id"] = f"{split}-{number}"
         records.append(record)
     return records
 
 
-def _drawn(task: Task, split: str, count: int, seed: int) -> Iterator[Drawing]:
+def _drawn(task: Task, split: str, count: int, seed: int) -> Iterator[tuple[np.ndarray | None, dict[str, Any]]]:
     """Drawings with complete records, media not yet written."""
     stream = list(TASKS).index(task.name)
     fields = {"data_type": task.data_type, "problem_type": task.problem_type, "data_source": task.name}
-    if task.data_type == "text":
+    if task.draw is None:
         rng = np.random.default_rng([seed, stream])
         for question in _split_questions(rng, split, count):
             yield None, {**fields, **question}
@@ -165,26 +165,18 @@ def encode_video(path: Path, frames: np.ndarray, fps: float = FPS, **options: st
         container.mux(stream.encode())
 
 
-def _save_image(path: Path, image: np.ndarray) -> None:
-    Image.fromarray(image).save(path)
-
-
 def _background(rng: np.random.Generator, frames: int) -> np.ndarray:
     base = rng.integers(0, 50, size=3)
     image = base + rng.integers(-8, 9, size=(1, HEIGHT, WIDTH, 1))
     return np.repeat(np.clip(image, 0, 255).astype(np.uint8), frames, axis=0)
 
 
-def _square(rng: np.random.Generator, image: np.ndarray, colour: tuple[int, int, int]) -> None:
-    side = int(rng.integers(24, 40))
-    top, left = int(rng.integers(0, HEIGHT - side + 1)), int(rng.integers(0, WIDTH - side + 1))
-    image[..., top : top + side, left : left + side, :] = colour
-
-
 def _draw_colour_video(rng: np.random.Generator, number: int) -> Drawing:
     frames = _background(rng, NUM_FRAMES)
     choice = number % len(COLOURS)
-    _square(rng, frames, list(COLOURS.values())[choice])
+    side = int(rng.integers(24, 40))
+    top, left = int(rng.integers(0, HEIGHT - side + 1)), int(rng.integers(0, WIDTH - side + 1))
+    frames[:, top : top + side, left : left + side] = list(COLOURS.values())[choice]
     return frames, {"problem": "What colour is the square?", "options": OPTIONS, "answer": "ABCD"[choice]}
 
 
@@ -244,10 +236,6 @@ def _split_questions(rng: np.random.Generator, split: str, count: int) -> list[d
     ]
 
 
-def _no_drawing(_rng: np.random.Generator, _number: int) -> Drawing:
-    raise AssertionError("text questions are drawn without media")
-
-
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -256,6 +244,6 @@ TASKS: dict[str, Task] = {
         Task("red_frame", "boolean", "video", _draw_red_frame),
         Task("circle_time", "temporal grounding", "video", _draw_circle_time, train_share=2),
         Task("image_colour", "multiple choice", "image", _draw_colour_image),
-        Task("largest", "numerical", "text", _no_drawing),
+        Task("largest", "numerical", "text"),
     )
 }

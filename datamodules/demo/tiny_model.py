@@ -96,7 +96,8 @@ def train_tokenizer(corpus: Iterable[str], vocab_size: int = 512) -> PreTrainedT
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast, vocab_size: int = 512, tie_word_embeddings: bool = False):
     """Qwen3-VL configuration of 0.6 M parameters around `tokenizer`'s special ids."""
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    vocabulary = tokenizer.get_vocab()
+    ids = {token: vocabulary[token] for token in SPECIAL_TOKENS}
     return Qwen3VLConfig(
         text_config={
             "vocab_size": vocab_size,
@@ -173,7 +174,7 @@ def build_tiny_model(
         "seed": seed,
         "vocab_size": vocab_size,
         "tied": tie_word_embeddings,
-        "corpus": _digest(corpus),
+        "corpus": hashlib.sha256("\0".join(corpus).encode()).hexdigest()[:16],
         "version": 2,
     }
     marker = folder / "tiny_recipe.json"
@@ -195,7 +196,3 @@ def build_tiny_model(
     processor.save_pretrained(folder)
     marker.write_text(json.dumps(recipe))
     return folder
-
-
-def _digest(texts: list[str]) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

@@ -7,6 +7,7 @@ machine therefore matches, a changed source or spec does not.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -138,18 +139,24 @@ class VideoCache:
             return None
         path = self.entry_path(ref, spec)
         try:
-            frames, header = read_entry(self._staged(path), threads=self.threads)
+            stored = path if self.stage_dir is None else stage(path, self.stage_dir / path.parent.name / path.name)
+            frames, header = read_entry(stored, threads=self.threads)
         except FileNotFoundError:
             return None
         except EntryError as error:
             logger.warning("dropping a cache entry: %s", error)
-            self._drop(path)
+            self._drop_staged(path)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as problem:
+                logger.warning("cannot remove the damaged cache entry %s (%s)", path, problem)
             return None
         if not self._matches(header, ref, spec):
             logger.info("%s changed since it was cached; decoding it again", ref.path)
             self._drop_staged(path)
             return None
-        _touch(path)
+        with contextlib.suppress(OSError):  # a read-only cache
+            os.utime(path)  # remember the use for eviction
         self.counters["hit"] += 1
         return as_prepared(frames, plan_from(header.plan), header.digest, header.producer.get("decoder", ""))
 
@@ -168,7 +175,7 @@ class VideoCache:
 
     def _make_room(self, added: int) -> None:
         """Evict when the limit may be exceeded; listing a big cache for every clip would cost more than decoding."""
-        if self.max_bytes is None:
+        if self.max_bytes is None or self.folder is None:
             return
         self._room -= added
         if self._room < 0:
@@ -256,22 +263,9 @@ class VideoCache:
         # A node that holds only the cache can still use it.
         return not source.exists() or content_identity(source) == content
 
-    def _staged(self, path: Path) -> Path:
-        if self.stage_dir is None:
-            return path
-
-        return stage(path, self.stage_dir / path.parent.name / path.name)
-
     def _drop_staged(self, path: Path) -> None:
         if self.stage_dir is not None:
             (self.stage_dir / path.parent.name / path.name).unlink(missing_ok=True)
-
-    def _drop(self, path: Path) -> None:
-        self._drop_staged(path)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            logger.warning("cannot remove the damaged cache entry %s (%s)", path, error)
 
 
 def _decode_here(path: Path, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
@@ -313,11 +307,3 @@ def producer(decoder: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return names
-
-
-def _touch(path: Path) -> None:
-    """Remember the use of an entry for eviction."""
-    try:
-        os.utime(path)
-    except OSError:
-        logger.debug("cannot update the time of %s (read-only cache?)", path)

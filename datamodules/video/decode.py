@@ -136,7 +136,7 @@ class _SeekMissed(Exception):
 
 def _read_counting(path: str, video: VideoScan, wanted: Sequence[int], conceal: bool) -> Iterator[np.ndarray]:
     remaining = iter(wanted)
-    target = next(remaining)
+    target: int | None = next(remaining)
     with av.open(path) as container:
         stream = _configured(video_stream(container, path), conceal)
         for index, frame in enumerate(container.decode(stream)):
@@ -157,7 +157,7 @@ def _read_seeking(
         frames, last, sought = None, -1, False
         for index in wanted:
             target = int(video.times[index])
-            key = int(video.keyframes[max(np.searchsorted(video.keyframes, index, side="right") - 1, 0)])
+            key = int(video.keyframes[max(int(np.searchsorted(video.keyframes, index, side="right")) - 1, 0)])
             if allow_seek and key > last + SEEK_GAP and key <= index:
                 container.seek(int(video.times[key]), stream=stream, backward=True, any_frame=False)
                 frames, sought = container.decode(stream), True
@@ -179,7 +179,7 @@ def _read_seeking(
             last = index
 
 
-def _configured(stream: object, conceal: bool) -> object:
+def _configured(stream: av.VideoStream, conceal: bool) -> av.VideoStream:
     stream.thread_type = "AUTO"
     if not conceal:
         # By default FFmpeg paints over damaged parts and says so only in its log.
@@ -187,7 +187,7 @@ def _configured(stream: object, conceal: bool) -> object:
     return stream
 
 
-def _to_rgb(frame: object, path: str, index: int, rotation: int) -> np.ndarray:
+def _to_rgb(frame: av.VideoFrame, path: str, index: int, rotation: int) -> np.ndarray:
     """RGB pixels, turned like the first frame: an orientation in the stream is written once and holds until the end."""
     if frame.is_corrupt:
         raise MediaError(path, f"frame {index} is damaged")

@@ -110,34 +110,36 @@ def read_header(path: Path) -> EntryHeader:
     return _parse(json.loads(header))
 
 
-def read_entry(path: Path, key: dict | None = None, threads: int = 2) -> tuple[np.ndarray, EntryHeader]:
+def read_entry(path: Path, threads: int = 2) -> tuple[np.ndarray, EntryHeader]:
     """Read a cache file, verify every byte and return (uint8 [T, 3, H, W], header).
 
     Frames of codec `raw` are a memory map (copy on write).
 
     Args:
         path: the file.
-        key: what the caller expects; None skips the comparison.
         threads: decompression threads.
 
     Raises:
-        EntryError: damaged, truncated, or made for another key.
+        EntryError: damaged or truncated.
         FileNotFoundError: there is none.
     """
     header = read_header(path)
-    if key is not None and header.key != key:
-        raise EntryError(f"{path} was made for {header.key}, wanted {key}")
     if header.codec == "raw":
-        offset = header.chunks[0][0]
-        frames = map_file(path, offset, header.shape) if _fits(path, header) else None
-        if frames is None:
+        start, (last, length, _) = header.chunks[0][0], header.chunks[-1]
+        if path.stat().st_size < last + length:
             raise EntryError(f"{path} is truncated")
+        frames = map_file(path, start, header.shape)
         flat = np.asarray(frames).reshape(-1)
-        _verify([flat[o - offset : o - offset + size] for o, size, _ in header.chunks], header, path)
+        for number, (offset, size, checksum) in enumerate(header.chunks):
+            data = flat[offset - start : offset - start + size].data
+            if len(data) != size or xxhash.xxh3_64_intdigest(data) != checksum:
+                raise EntryError(f"{path}: chunk {number} is damaged")
         return frames, header
     out = np.empty(header.shape, dtype=np.uint8)
     with path.open("rb") as file:
-        _ask_for(file.fileno(), header)
+        if hasattr(os, "posix_fadvise") and header.chunks:  # deliver all chunks while the first are decompressed
+            start, end = header.chunks[0][0], header.chunks[-1][0] + header.chunks[-1][1]
+            os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
         def part(number: int) -> bytes:
             offset, size, checksum = header.chunks[number]
@@ -148,25 +150,6 @@ def read_entry(path: Path, key: dict | None = None, threads: int = 2) -> tuple[n
 
         decode_chunks(part, len(header.chunks), out, get_codec(header.codec), threads)
     return share(out), header
-
-
-def _ask_for(descriptor: int, header: EntryHeader) -> None:
-    """Let the disk deliver all chunks while the first ones are decompressed."""
-    if hasattr(os, "posix_fadvise") and header.chunks:
-        start = header.chunks[0][0]
-        end = header.chunks[-1][0] + header.chunks[-1][1]
-        os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_WILLNEED)
-
-
-def _fits(path: Path, header: EntryHeader) -> bool:
-    offset, size, _ = header.chunks[-1]
-    return path.stat().st_size >= offset + size
-
-
-def _verify(parts: list, header: EntryHeader, path: Path) -> None:
-    for number, (part, (_, size, checksum)) in enumerate(zip(parts, header.chunks, strict=True)):
-        if len(part) != size or xxhash.xxh3_64_intdigest(part) != checksum:
-            raise EntryError(f"{path}: chunk {number} is damaged")
 
 
 def _parse(fields: dict) -> EntryHeader:

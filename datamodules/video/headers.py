@@ -18,6 +18,8 @@ from datamodules.video.spec import VideoInfo
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from av.container import InputContainer
+
 IDENTITY = struct.pack(">9i", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
 """A display matrix that changes nothing, as `mvhd` and `tkhd` store it."""
 MATRIX_OFFSET = {b"mvhd": (36, 48), b"tkhd": (40, 52)}
@@ -54,10 +56,10 @@ def header_info(path: str) -> VideoInfo | None:
         return None
 
 
-def video_stream(container: object, path: object) -> object:
+def video_stream(container: InputContainer, path: object) -> av.VideoStream:
     """The container's main video stream (cover pictures do not count)."""
     stream = container.streams.best("video")
-    if stream is None:
+    if not isinstance(stream, av.VideoStream):
         raise MediaError(path, "holds no video stream")
     return stream
 
@@ -113,7 +115,7 @@ def _track_id(file: BinaryIO, start: int) -> int:
     return struct.unpack(">I", file.read(4))[0]
 
 
-def _may_turn(codec: object, packet: object) -> bool:
+def _may_turn(codec: av.VideoCodecContext, packet: av.Packet) -> bool:
     """Whether the coded stream itself may turn the picture."""
     if codec.name in PLAIN_CODECS:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -72,8 +73,11 @@ def stage(source: Path, target: Path) -> Path:
         FileNotFoundError: `source` does not exist.
         EntryError: its header is damaged.
     """
-    if _same(source, target):
-        return target
+    wanted, size = read_header(source), source.stat().st_size
+    with contextlib.suppress(FileNotFoundError, EntryError):
+        # The copy has the source's header, with its checksums, and size; its frames are verified when read.
+        if target.stat().st_size == size and read_header(target) == wanted:
+            return target
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,12 +88,3 @@ def stage(source: Path, target: Path) -> Path:
         logger.warning("cannot stage %s (%s); reading it from %s", target, error, source.parent)
         return source
     return target
-
-
-def _same(source: Path, target: Path) -> bool:
-    """Whether the copy has the source's header, with its checksums, and size (its frames are verified when read)."""
-    wanted, size = read_header(source), source.stat().st_size
-    try:
-        return target.stat().st_size == size and read_header(target) == wanted
-    except (FileNotFoundError, EntryError):
-        return False

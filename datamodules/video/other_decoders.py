@@ -83,8 +83,8 @@ def read_decord(path: str, video: VideoScan, wanted: Sequence[int]) -> Iterator[
     try:
         if key not in _decord_checked:
             _decord_checked[key] = _check_random_access(path, video)
-        if _decord_checked[key] is not None:
-            raise MediaError(path, _decord_checked[key])
+        if (problem := _decord_checked[key]) is not None:
+            raise MediaError(path, problem)
         reader = decord.VideoReader(path)
         for i in range(0, len(wanted), BATCH):
             yield from reader.get_batch(list(wanted[i : i + BATCH])).asnumpy()

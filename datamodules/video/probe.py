@@ -100,7 +100,7 @@ def _scan(path: str, _size: int, _mtime: int) -> VideoScan:
     return VideoScan(info=info, times=ordered, keyframes=starts, seekable=seekable)
 
 
-def _shape(frame: object) -> tuple[int, int, int]:
+def _shape(frame: av.VideoFrame) -> tuple[int, int, int]:
     """(width, height, rotation) of a decoded frame, width and height after rotation."""
     rotation = round(frame.rotation / 90) * 90 % 360
     if rotation in (90, 270):
@@ -108,7 +108,7 @@ def _shape(frame: object) -> tuple[int, int, int]:
     return frame.width, frame.height, rotation
 
 
-def _rate(stream: object, times: list[int | None]) -> float:
+def _rate(stream: av.VideoStream, times: list[int | None]) -> float:
     """Average frames per second: the header's, else what the frame times say, else the container's guess."""
     if stream.average_rate:
         return float(stream.average_rate)
