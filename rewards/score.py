@@ -20,7 +20,7 @@ from hydra.utils import instantiate
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.common.places import CONF_DIR, config_dirs, option_files
+from datamodules.common.places import CONF_DIR, add_config_dirs, config_dirs, option_files
 from datamodules.records import read_records
 from rewards.base import Score
 from rewards.router import RewardRouter
@@ -61,9 +61,10 @@ def router_from(config: str | None, overrides: Sequence[str]) -> RewardRouter:
     names = option_files("reward")
     if config and config not in names:
         raise ValueError(f"--config {config} does not exist; there are {', '.join(sorted(names))}")
-    own = ",".join(f"'file://{folder / 'reward'}'" for folder in config_dirs())
-    with initialize_config_dir(str(CONF_DIR / "reward"), version_base=None):
-        loaded = compose(config or "default", overrides=[*overrides, f"hydra.searchpath=[{own}]"])
+    paths = ",".join(f"'file://{folder / 'reward'}'" for folder in (CONF_DIR, *config_dirs()))
+    # Hydra looks for the first file in one folder only, for what that file builds on in all of them.
+    with initialize_config_dir(str(names[config or "default"].parent), version_base=None):
+        loaded = compose(config or "default", overrides=[*overrides, f"hydra.searchpath=[{paths}]"])
     return instantiate(loaded, _convert_="all")
 
 
@@ -107,12 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="JSON lines, or another format of annotation files")
     parser.add_argument("--mode", choices=("robust", "official"), default="robust", help="how answers are read")
     parser.add_argument("--config", help="name of a file in conf/reward (default: default)")
+    parser.add_argument("--config-dir", help="your own folder of options, whose reward/ is looked in too")
     parser.add_argument(
         "--out", type=Path, help="write scores there; otherwise to standard output, the table to stderr"
     )
     parser.add_argument("override", nargs="*", help="settings of the router, e.g. format_weight=0")
     args = parser.parse_intermixed_args(arguments)
     try:
+        add_config_dirs([args.config_dir] if args.config_dir else [])
         records = list(score_arguments(args.file))
         with router_from(args.config, args.override) as router:
             names = [router.type_name(record["problem_type"]) for record in records]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.common.places import add_config_dirs
 from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
 from eval.benchmarks.loading import file_status, load
@@ -33,11 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Prepare the named benchmarks; 0 = all their annotation files are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", help="names of conf/benchmark, or `all`")
+    parser.add_argument("--config-dir", help="your own folder of options, whose benchmark/ is looked in too")
     parser.add_argument("--data-root", type=Path, default=Path("data/eval"), help="folder of all benchmarks")
     parser.add_argument("--annotations-only", action="store_true", help="no videos")
     parser.add_argument("--offline", action="store_true", help="fetch nothing, only say what is missing")
     options = parser.parse_args(arguments)
     try:
+        add_config_dirs([options.config_dir] if options.config_dir else [])
         names = catalogue.select("all" if options.names == ["all"] else options.names)
     except ValueError as error:
         parser.error(str(error))
