@@ -90,8 +90,8 @@ def test_the_commands_are_installed(site, tmp_path):
     assert (site / "bin" / "evr1-preprocess").is_file()
 
 
-def test_stages_start_from_the_wheel(site, tmp_path):
-    """The first stage of the demo builds model and data; it starts in a process of its own."""
+def test_the_assets_of_a_demo_are_built_by_the_wheel(site, tmp_path):
+    """Model and data, by the module that the first stage of the experiment names."""
     code = "import sys; from lightning_modules.launch.assets import main; sys.exit(main(sys.argv[1:]))"
     call(sys.executable, "-c", code, "experiment=tiny_mix_policy", cwd=tmp_path, PYTHONPATH=str(site))
     assert (tmp_path / ".cache" / "tiny" / "mix0" / "data" / "cold_train.jsonl").is_file()
