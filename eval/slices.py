@@ -7,12 +7,13 @@ share an engine must ask the same number of times.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
 from datamodules.common.seeds import response_seed
+from datamodules.video.service import DecodeService
 from eval.benchmarks import catalogue
 from eval.benchmarks.base import Benchmark
 from eval.benchmarks.comparison import summarise
@@ -101,7 +102,7 @@ class BenchmarkSlices:
         sampling: SamplingSpec,
         rank: int = 0,
         world: int = 1,
-        gather: Any = None,
+        gather: Callable[[list[Record]], list[Record]] | None = None,
         seed: int = 0,
         timeout_s: float = 300.0,
     ) -> list[tuple[Summary, list[Record]]]:
@@ -122,7 +123,8 @@ class BenchmarkSlices:
             items, report = self._load(benchmark)
             answers, scores = MemoryLog(), MemoryLog()
             scorer = Scorer(benchmark, router, scores, timeout_s)
-            preparer = self._preparer(benchmark)
+            preparer = self._settings_of(benchmark)()
+            preparer.cache.decode_clip = DecodeService(self._timeout_s)
             own = [
                 items[start + rank * self._batch_size : start + (rank + 1) * self._batch_size]
                 for start in range(0, len(items), self._batch_size * world)
@@ -158,13 +160,6 @@ class BenchmarkSlices:
 
     def _settings_of(self, benchmark: Benchmark) -> PrepareSettings:
         return replace(self._settings, benchmark_frames=dict(benchmark.frames))
-
-    def _preparer(self, benchmark: Benchmark) -> ItemPreparer:
-        from datamodules.video.service import DecodeService
-
-        preparer = self._settings_of(benchmark)()
-        preparer.cache.decode_clip = DecodeService(self._timeout_s)
-        return preparer
 
 
 def evenly_spaced(items: Sequence[BenchmarkItem], limit: int | None) -> list[BenchmarkItem]:
