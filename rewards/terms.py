@@ -22,10 +22,16 @@ def num_tokens(query: Query) -> int:
     return int(known) if known is not None else len(query.response.split())
 
 
-class SoftOverlong:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), scaled by `weight`.
+def soft_overlong(tokens: int, max_tokens: int, buffer: int) -> float:
+    """DAPO's punishment of a long response (arXiv 2503.14476, equation 13).
 
     0 up to `max_tokens - buffer`, then linear down to -1 at `max_tokens`, and -1 beyond.
+    """
+    return -min(1.0, max(0.0, (tokens - (max_tokens - buffer)) / buffer))
+
+
+class SoftOverlong:
+    """DAPO's soft overlong punishment, see `soft_overlong`, scaled by `weight`.
 
     Args:
         max_tokens: longest response in tokens.
@@ -40,8 +46,7 @@ class SoftOverlong:
 
     def __call__(self, query: Query) -> float:
         """Penalty in [-weight, 0]."""
-        over = num_tokens(query) - (self.max_tokens - self.buffer)
-        return -self.weight * min(1.0, max(0.0, over / self.buffer))
+        return self.weight * soft_overlong(num_tokens(query), self.max_tokens, self.buffer)
 
 
 class LengthBand:

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 
 from datamodules.common.distributed import all_reduce, gather
-from lightning_modules.algorithms.base import RewardTable, group_mean, group_std, over_spread
+from lightning_modules.algorithms.base import RewardTable
 
-if TYPE_CHECKING:
-    pass
+
+def group_mean(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Mean of each response's group, [N] -> [N]; exactly the value where all are equal."""
+    return _per_group(values, group, lambda v: v[0] + (v - v[0]).mean())
+
+
+def group_std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """Sample standard deviation (n - 1) of each response's group; 0 for a group of one.
+
+    Exactly 0 for equal values (the offset keeps rounding of the mean out): callers ask for groups without spread.
+    """
+    return _per_group(values, group, lambda v: (v - v[0]).std() if len(v) > 1 else v.new_zeros(()))
+
+
+def over_spread(centred: torch.Tensor, spread: torch.Tensor, eps: float) -> torch.Tensor:
+    """centred / (spread + eps); 0 for values without spread, also where eps is 0."""
+    return centred / (spread + eps).clamp_min(torch.finfo(centred.dtype).tiny)
+
+
+def _per_group(
+    values: torch.Tensor, group: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    result = torch.empty_like(values)
+    for index in group.unique():
+        members = group == index
+        result[members] = function(values[members])
+    return result
 
 
 def whiten(values: torch.Tensor, weights: torch.Tensor | None = None, eps: float = 1e-6) -> torch.Tensor:
@@ -81,14 +106,15 @@ class GroupAdvantage:
         for index, task in enumerate(rewards.tasks):
             members = values[rewards.group == index].double()
             entry = sums.setdefault(task, [0.0, 0.0, 0.0])
-            for i, amount in enumerate((len(members), members.sum(), members.square().sum())):
-                entry[i] += float(amount)
+            for i, amount in enumerate((float(len(members)), float(members.sum()), float(members.square().sum()))):
+                entry[i] += amount
         for task, (count, total, squares) in sorted(_add_over_ranks(sums).items()):
             if not math.isfinite(squares):
-                continue  # such a step is skipped; it must not stay in the moments for ever
+                continue  # such a step is skipped; it must not stay in the moments
             new = (total / count, squares / count)
             old = self.moments.get(task, new)
-            self.moments[task] = tuple(self.decay * o + (1 - self.decay) * n for o, n in zip(old, new, strict=True))
+            mean, square = (self.decay * o + (1 - self.decay) * n for o, n in zip(old, new, strict=True))
+            self.moments[task] = (mean, square)
 
     def _task_std(self, rewards: RewardTable) -> torch.Tensor:
         moments = [self.moments.get(task, (math.nan, math.nan)) for task in rewards.tasks]

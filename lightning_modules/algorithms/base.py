@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lightning_modules.algorithms.kl import KLPenalty
 
 AggregationKind = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -56,8 +54,6 @@ class RewardTable:
     """float [groups] reward of the greedy response, where the algorithm needs it."""
     tasks: tuple[str, ...] = ()
     """Task name of each group."""
-    off_policy: torch.Tensor | None = None
-    """bool [N]: the response is an offline trajectory."""
 
     @property
     def num_groups(self) -> int:
@@ -172,7 +168,6 @@ class Algorithm(ABC):
             )
         self.aggregation = aggregation
         self.max_tokens = max_tokens
-        self.step = 0
         self.kl = kl if kl is not None and (kl.beta > 0 or kl.target is not None) else None
         if self.kl is not None and self.kl.where == "reward" and not self.reads_total:
             raise ValueError(
@@ -195,7 +190,6 @@ class Algorithm(ABC):
 
     def begin_step(self, step: int) -> None:
         """Called before every RL step with its number; schedules override it."""
-        self.step = step
 
     def scalars(self) -> dict[str, float]:
         """What a schedule made of the step's settings, for the log; the same on every rank."""
@@ -247,31 +241,3 @@ class Algorithm(ABC):
                 f"{self.min_responses}, but this group holds {size} ({len(small)} of {len(sizes)} groups are too "
                 "small): raise rollout.sampling.n, or choose an algorithm without groups"
             )
-
-
-def group_mean(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Mean of each response's group, [N] -> [N]; exactly the value where all are equal."""
-    return _per_group(values, group, lambda v: v[0] + (v - v[0]).mean())
-
-
-def group_std(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Sample standard deviation (n - 1) of each response's group; 0 for a group of one.
-
-    Exactly 0 for equal values (the offset keeps rounding of the mean out): callers ask for groups without spread.
-    """
-    return _per_group(values, group, lambda v: (v - v[0]).std() if len(v) > 1 else v.new_zeros(()))
-
-
-def over_spread(centred: torch.Tensor, spread: torch.Tensor, eps: float) -> torch.Tensor:
-    """centred / (spread + eps); 0 for values without spread, also where eps is 0."""
-    return centred / (spread + eps).clamp_min(torch.finfo(centred.dtype).tiny)
-
-
-def _per_group(
-    values: torch.Tensor, group: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    result = torch.empty_like(values)
-    for index in group.unique():
-        members = group == index
-        result[members] = function(values[members])
-    return result

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from lightning_modules.algorithms.base import TokenBatch, TokenLoss
 from lightning_modules.algorithms.grpo import GRPO
 
@@ -28,5 +26,4 @@ class CISPO(GRPO):
         ratio = (batch.logprobs - batch.old_logprobs).exp().detach()
         weight = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         diagnostics = {"clip_low": (ratio < weight).float(), "clip_high": (ratio > weight).float()}
-        loss = -weight * batch.advantages * batch.logprobs
-        return TokenLoss(loss, {name: torch.as_tensor(value) for name, value in diagnostics.items()})
+        return TokenLoss(-weight * batch.advantages * batch.logprobs, diagnostics)

@@ -6,14 +6,10 @@ from typing import Any
 
 import torch
 
-from lightning_modules.algorithms.base import DynamicSampling, RewardTable, group_std
+from lightning_modules.algorithms.advantage import group_std
+from lightning_modules.algorithms.base import DynamicSampling, RewardTable
 from lightning_modules.algorithms.grpo import GRPO
-
-
-def soft_overlong(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.Tensor:
-    """Punishment of long responses, equation 13: 0 up to max_tokens - buffer, then linear down to -1 at max_tokens."""
-    free = max_tokens - buffer
-    return ((free - lengths.float()) / buffer).clamp(-1.0, 0.0)
+from rewards.terms import soft_overlong
 
 
 class DAPO(GRPO):
@@ -41,14 +37,12 @@ class DAPO(GRPO):
             raise ValueError(f"overlong_buffer={overlong_buffer} needs overlong_max, the length with full punishment")
         if overlong_weight < 0:
             raise ValueError(f"overlong_weight={overlong_weight} would reward long responses: use 0 or more")
-        if overlong_max is not None and overlong_buffer is None:
-            overlong_buffer = max(1, overlong_max // 5)
-        if overlong_max is not None and not 0 < overlong_buffer <= overlong_max:
-            raise ValueError(
-                f"overlong_buffer={overlong_buffer} must be positive and at most overlong_max={overlong_max}"
-            )
         self.overlong_max = overlong_max
-        self.overlong_buffer = overlong_buffer
+        self.overlong_buffer = max(1, (overlong_max or 0) // 5) if overlong_buffer is None else overlong_buffer
+        if overlong_max is not None and not 0 < self.overlong_buffer <= overlong_max:
+            raise ValueError(
+                f"overlong_buffer={self.overlong_buffer} must be positive and at most overlong_max={overlong_max}"
+            )
         self.overlong_weight = overlong_weight
         self.dynamic_sampling = dynamic_sampling
 
@@ -68,6 +62,7 @@ class DAPO(GRPO):
         """Group advantages of the reward with the overlong punishment."""
         values = rewards.total
         if self.overlong_max is not None and rewards.lengths is not None:
-            punishment = soft_overlong(rewards.lengths, self.overlong_max, self.overlong_buffer)
-            values = values + self.overlong_weight * punishment.to(values.dtype)
+            lengths = rewards.lengths.tolist()
+            punishment = torch.tensor([soft_overlong(n, self.overlong_max, self.overlong_buffer) for n in lengths])
+            values = values + self.overlong_weight * punishment.to(values)
         return self.advantage(values, rewards)

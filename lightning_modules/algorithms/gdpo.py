@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from datamodules.common.distributed import all_reduce
-from lightning_modules.algorithms.advantage import whiten
-from lightning_modules.algorithms.base import RewardTable, group_mean, group_std, over_spread
+from lightning_modules.algorithms.advantage import group_mean, group_std, over_spread, whiten
+from lightning_modules.algorithms.base import RewardTable
 from lightning_modules.algorithms.grpo import GRPO
 
 

@@ -8,16 +8,15 @@ from typing import Literal
 
 import torch
 
-KLKind = Literal["k1", "k2", "k3", "abs", "mse"]
-KL_KINDS: tuple[KLKind, ...] = ("k1", "k2", "k3", "abs", "mse")
+KLKind = Literal["k1", "k2", "k3", "abs"]
+KL_KINDS: tuple[KLKind, ...] = ("k1", "k2", "k3", "abs")
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KLKind) -> torch.Tensor:
     """Per-token estimate of KL(policy || reference) from tokens the policy sampled.
 
     With d = logprobs - ref_logprobs (http://joschu.net/blog/kl-approx.html): k1 = d (unbiased, high variance),
-    k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, non-negative; GRPO's), abs = |d|, mse = d^2 / 2 (veRL's name of k2).
-    veRL also bounds k3 to [-10, 10]; here only the exponential's argument is bounded. In the loss, on policy, the
+    k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, non-negative; GRPO's), abs = |d|. veRL calls k2 mse; it also bounds k3 to [-10, 10]; here only the exponential's argument is bounded. In the loss, on policy, the
     gradient of k1 is zero in expectation and that of k2 is the gradient of the divergence: k1 is for the reward.
 
     Args:
@@ -28,7 +27,7 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KLKind
     difference = logprobs - ref_logprobs
     if kind == "k1":
         return difference
-    if kind in ("k2", "mse"):
+    if kind == "k2":
         return 0.5 * difference.square()
     if kind == "k3":
         # The reference may find a token far likelier; the bound keeps the exponential from overflowing.

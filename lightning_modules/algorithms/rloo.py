@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from lightning_modules.algorithms.base import RewardTable, group_mean
+from lightning_modules.algorithms.advantage import group_mean
+from lightning_modules.algorithms.base import RewardTable
 from lightning_modules.algorithms.grpo import GRPO
 
 

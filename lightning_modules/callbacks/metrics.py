@@ -45,7 +45,7 @@ class MetricsCallback(L.Callback):
         batch.timings.setdefault("step", now - self._step_started)
         self._step_started = now
         local = {f"time/{name}_s": seconds for name, seconds in batch.timings.items()}
-        local |= getattr(batch, "metrics", {})
+        local |= batch.metrics
         local["data/lost_count"] = float(len(batch.lost))
         metrics = merge(gather(local)) | dict(pl_module.step_metrics)
         for logger in trainer.loggers:

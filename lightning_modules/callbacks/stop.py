@@ -42,7 +42,7 @@ class StopCallback(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Install the handlers, and keep Lightning from installing its own, which runs a collective inside."""
         if threading.current_thread() is not threading.main_thread():
-            return  # Ray runs training in a thread; its own stop request comes through `request`
+            return  # handlers belong to the main thread
         trainer._signal_connector.register_signal_handlers = lambda: None
         for signum in (signal.SIGINT, signal.SIGTERM):
             self._previous[signum] = signal.signal(signum, self._on_signal)
@@ -54,10 +54,6 @@ class StopCallback(L.Callback):
         if trainer.strategy.reduce_boolean_decision(self._requested, all=False):
             self.stopped_by_user = True
             trainer.should_stop = True
-
-    def request(self) -> None:
-        """Ask for a stop at the next step boundary."""
-        self._requested = True
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._requested:

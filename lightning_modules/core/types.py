@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from lightning_modules.core.attention import AttentionPlan
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -21,8 +23,8 @@ class MicroBatch:
     """int64 [B, L]."""
     position_ids: torch.Tensor
     """int64 [4, B, L]: text position, then the three M-RoPE axes (families without M-RoPE repeat the text row)."""
-    attention_mask: object | None
-    """Family-specific mask: None (packed by position), bool [B, 1, L, L], or a flex-attention BlockMask."""
+    attention_plan: AttentionPlan | None
+    """Who attends to whom within a row; None = every token to those before it, as rows of one sequence do."""
     target_rows: torch.Tensor
     """int64 [R] row of each predicting position."""
     target_cols: torch.Tensor

@@ -97,7 +97,7 @@ class GridVisionFamily(ModelFamily):
         outputs = model.model(
             position_ids=batch.position_ids[1:],
             attention_mask=None,
-            attention_plan=batch.attention_mask,
+            attention_plan=batch.attention_plan,
             use_cache=False,
             **self._inputs(model, batch, self._vision(model, batch)),
         )

@@ -14,6 +14,7 @@ from lightning_modules.layouts.patchify import Patches
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample
+    from lightning_modules.core.attention import AttentionPlan
     from lightning_modules.families.base import ModelFamily
     from rollout.types import RolloutGroup
 
@@ -95,7 +96,7 @@ def dummy_micro_batch(context: Context) -> MicroBatch:
     return MicroBatch(
         input_ids=ids,
         position_ids=torch.arange(2, device=device).expand(4, 1, 2),
-        attention_mask=None,
+        attention_plan=None,
         target_rows=zero,
         target_cols=zero,
         target_ids=zero,
@@ -180,7 +181,7 @@ def assemble(
     pieces: Sequence[Piece],
     media: Sequence[Patches],
     context: Context,
-    attention_mask: object | None = None,
+    attention_plan: AttentionPlan | None = None,
 ) -> MicroBatch:
     """Right-pad `rows` to one length and gather the media of `media` (in row order) and the bookkeeping of `pieces`."""
     length = max(len(row.ids) for row in rows)
@@ -204,7 +205,7 @@ def assemble(
     return MicroBatch(
         input_ids=put(input_ids),
         position_ids=put(positions),
-        attention_mask=attention_mask,
+        attention_plan=attention_plan,
         target_rows=put(torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(r.targets) for r in rows]))),
         target_cols=put(torch.cat([row.targets for row in rows])),
         target_ids=put(torch.cat(responses)),

@@ -66,7 +66,7 @@ def collect(batch: StepBatch) -> Collected:
     keys: list[Key] = []
     chosen: list[Scored] = []
     masked: Counter = Counter()
-    greedy_scores = getattr(batch, "greedy_scores", None) or [None] * len(batch.groups)
+    greedy_scores = batch.greedy_scores or [None] * len(batch.groups)
     for index, (group, scores, greedy) in enumerate(zip(batch.groups, batch.scores, greedy_scores, strict=True)):
         if len(scores) != len(group.responses):
             raise ValueError(f"sample {group.uid}: {len(group.responses)} responses but {len(scores)} scores")
@@ -94,7 +94,6 @@ def _table(chosen: Sequence[Scored]) -> RewardTable:
         correct=parts["accuracy"],
         lengths=torch.tensor(lengths, dtype=torch.int64),
         greedy_total=torch.tensor(greedy, dtype=torch.float64) if greedy and len(greedy) == len(chosen) else None,
-        off_policy=torch.tensor([r.offline for group, _, _ in chosen for r in group.responses], dtype=torch.bool),
         tasks=tuple(group.prompt.sample.problem_type for group, _, _ in chosen),
     )
 

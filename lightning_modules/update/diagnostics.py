@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_modules.algorithms.base import TokenBatch, TokenLoss, group_std
+from lightning_modules.algorithms.advantage import group_std
+from lightning_modules.algorithms.base import TokenBatch, TokenLoss
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ def log_sources(bag: MetricBag, data: Collected, advantages: Mapping[Key, torch.
         bag.mean(f"{source}/advantage", float(advantages[key]))
         bag.mean(f"{source}/advantage_abs", abs(float(advantages[key])))
         bag.mean(f"{source}/length", len(mask))
-        bag.mean(f"{source}/accuracy", float(data.rewards.correct[row]))
+        bag.mean(f"{source}/accuracy", float(data.rewards.parts["accuracy"][row]))
         bag.mean("offline/response_share", float(mask.any()))
         bag.mean("offline/token_share", float(mask.mean()), len(mask))
 

@@ -113,7 +113,7 @@ class GroupFilter:
             # Near the end of a successful run this is every step's state, and in the metrics.
             log.log(
                 logging.DEBUG if self._warned else logging.WARNING,
-                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them. Said once; "
+                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them. Later steps are not mentioned; "
                 "algorithm.dynamic_sampling.max_rounds and target_groups set the limits",
                 count,
                 target,
@@ -123,7 +123,7 @@ class GroupFilter:
 
     def _metrics(self, rounds: Sequence[StepBatch], count: int, target: int) -> dict[str, float]:
         """What was drawn: equal on every rank. Accuracy is that of all responses, before the selection."""
-        correct = torch.cat([collect(r).rewards.correct for r in rounds]).double()
+        correct = torch.cat([collect(r).rewards.parts["accuracy"] for r in rounds]).double()
         groups = sum(len(r.groups) for r in rounds)
         totals = distributed.all_reduce(torch.tensor([float(correct.sum()), len(correct), groups], dtype=torch.float64))
         right, responses, drawn = totals.tolist()

@@ -53,7 +53,7 @@ class MismatchGate:
         if self.violations_in_a_row >= self.patience:
             raise RuntimeError(
                 f"{message}; nothing was trained on these samples. The engine's weights, caches, positions or "
-                "precision differ: run the parity preflight, or raise the bound (module.mismatch_gate)"
+                "precision differ: compare rollout=hf, or raise the bound (module.mismatch_gate)"
             )
         log.warning(
             "%s (%d of %d): this step is skipped, the engine gets the weights again",
