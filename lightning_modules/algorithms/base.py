@@ -188,7 +188,7 @@ class Algorithm(ABC):
         """Fewest responses per prompt that this configuration can learn from."""
         return 2 if self.group_based else 1
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:  # noqa: B027 - most algorithms have nothing to do here
         """Called before every RL step with its number; schedules override it."""
 
     def scalars(self) -> dict[str, float]:

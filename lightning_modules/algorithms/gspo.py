@@ -29,8 +29,8 @@ class GSPO(GRPO):
 class GSPOToken(GSPO):
     """GSPO-token: value of the sequence ratio, gradient of each token's own log-prob (equations 13 and 14).
 
-    Equals GSPO where all tokens of a response weigh the same; differs where they do not (token-level importance weights,
-    prefixes of an offline trajectory).
+    Equals GSPO where all tokens of a response weigh the same; differs where they do not (token-level importance
+    weights, prefixes of an offline trajectory).
     """
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:

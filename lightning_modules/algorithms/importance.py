@@ -46,6 +46,7 @@ class ImportanceCorrection:
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(weights [R], 1 where the ratio left the bounds [R]); offline tokens keep weight 1 and count for nobody's."""
+        assert batch.rollout_logprobs is not None
         offline = torch.zeros_like(batch.response, dtype=torch.bool) if batch.off_policy is None else batch.off_policy
         log_ratio = (batch.old_logprobs.detach() - batch.rollout_logprobs).masked_fill(offline, 0.0)
         if self.level != "token":

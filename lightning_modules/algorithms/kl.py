@@ -16,7 +16,8 @@ def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, kind: KLKind
     """Per-token estimate of KL(policy || reference) from tokens the policy sampled.
 
     With d = logprobs - ref_logprobs (http://joschu.net/blog/kl-approx.html): k1 = d (unbiased, high variance),
-    k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, non-negative; GRPO's), abs = |d|. veRL calls k2 mse; it also bounds k3 to [-10, 10]; here only the exponential's argument is bounded. In the loss, on policy, the
+    k2 = d^2 / 2, k3 = exp(-d) - 1 + d (unbiased, non-negative; GRPO's), abs = |d|. veRL calls k2 mse;
+    it also bounds k3 to [-10, 10], here only the exponential's argument is bounded. In the loss, on policy, the
     gradient of k1 is zero in expectation and that of k2 is the gradient of the divergence: k1 is for the reward.
 
     Args:

@@ -33,11 +33,13 @@ class OffPolicyWeighting(ABC):
 
     def __call__(self, batch: TokenBatch, result: TokenLoss) -> TokenLoss:
         """`result` with the off-policy tokens' losses replaced."""
+        assert batch.off_policy is not None
         loss = torch.where(batch.off_policy, self.weight * self.token_loss(batch, result.loss), result.loss)
         return TokenLoss(loss, self.diagnostics(batch, result))
 
     def diagnostics(self, batch: TokenBatch, result: TokenLoss) -> dict[str, torch.Tensor]:
         """The algorithm's diagnostics, of the tokens whose loss is its own."""
+        assert batch.off_policy is not None
         return {name: value * ~batch.off_policy for name, value in result.diagnostics.items()}
 
 
@@ -72,6 +74,8 @@ class ClippedRatio(OffPolicyWeighting):
 
     def token_loss(self, batch: TokenBatch, on_policy: torch.Tensor) -> torch.Tensor:
         """See `clipped_surrogate`."""
+        assert batch.off_policy is not None
+        assert batch.rollout_logprobs is not None
         behaviour = torch.where(batch.off_policy, batch.rollout_logprobs, batch.old_logprobs.detach())
         return clipped_surrogate(
             batch.logprobs, behaviour.to(batch.logprobs.dtype), batch.advantages, self.clip_low, self.clip_high

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
 from lightning_modules.state.checkpoint import load_checkpoint, save_checkpoint
 from lightning_modules.state.run_folder import checkpoint_path, checkpoint_steps, write_status
@@ -47,7 +48,7 @@ class CheckpointCallback(L.Callback):
         self._max_steps = max_steps
         self._saved_step = -1
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Load the checkpoint once model and optimizer exist."""
         if self._resume_from is None:
             return
@@ -63,16 +64,14 @@ class CheckpointCallback(L.Callback):
         self._saved_step = pl_module.rl_step
         log.info("resumed after step %d from %s", pl_module.rl_step, self._resume_from)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save when it is time, when the run is over or when a stop was agreed."""
         step = pl_module.rl_step
         due = step % self._every_n_steps == 0 or step >= self._max_steps or trainer.should_stop
         if due or step in best_steps(trainer):
             self.save(trainer, pl_module)
 
-    def save(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Path:
+    def save(self, trainer: Any, pl_module: Any) -> Path:
         """Write the checkpoint of the current step (once) and delete what is too old."""
         step = pl_module.rl_step
         path = checkpoint_path(self._run_dir, step)
@@ -96,18 +95,18 @@ class CheckpointCallback(L.Callback):
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def best_steps(trainer: L.Trainer) -> set[int]:
+def best_steps(trainer: Any) -> set[int]:
     """Steps that a callback calls its best (`best = {"step": ...}`, equal on all ranks); they are saved and kept."""
     found = (getattr(callback, "best", None) for callback in trainer.callbacks)
     return {best["step"] for best in found if isinstance(best, dict) and "step" in best}
 
 
-def _optimizer(trainer: L.Trainer):
+def _optimizer(trainer: Any) -> torch.optim.Optimizer:
     optimizers = trainer.strategy.optimizers
     if len(optimizers) != 1:
         raise RuntimeError(f"the checkpoint holds exactly one optimizer, the module configured {len(optimizers)}")
     return optimizers[0]
 
 
-def _schedulers(trainer: L.Trainer) -> list[Any]:
+def _schedulers(trainer: Any) -> list[Any]:
     return [config.scheduler for config in trainer.lr_scheduler_configs]

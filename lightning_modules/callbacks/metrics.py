@@ -32,14 +32,12 @@ class MetricsCallback(L.Callback):
         self._fit_started = 0.0
         self._first_step = 0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the clock."""
         self._fit_started = self._step_started = time.monotonic()
         self._first_step = pl_module.rl_step
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Reduce, log, print."""
         now = time.monotonic()
         batch.timings.setdefault("step", now - self._step_started)

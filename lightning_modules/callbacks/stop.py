@@ -39,7 +39,7 @@ class StopCallback(L.Callback):
         self._previous: dict[int, Any] = {}
         self.stopped_by_user = False
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Install the handlers, and keep Lightning from installing its own, which runs a collective inside."""
         if threading.current_thread() is not threading.main_thread():
             return  # handlers belong to the main thread
@@ -48,7 +48,7 @@ class StopCallback(L.Callback):
             self._previous[signum] = signal.signal(signum, self._on_signal)
         self._requested |= was_interrupted()
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the clock; leave at once when somebody asked to stop during start-up."""
         self._started = time.monotonic()
         if trainer.strategy.reduce_boolean_decision(self._requested, all=False):
@@ -64,9 +64,7 @@ class StopCallback(L.Callback):
         watchdog.daemon = True
         watchdog.start()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Agree on stopping."""
         if trainer.strategy.reduce_boolean_decision(self._requested, all=False):
             self.stopped_by_user = pl_module.rl_step < self._max_steps
@@ -76,7 +74,7 @@ class StopCallback(L.Callback):
         if self._max_seconds is not None and trainer.strategy.reduce_boolean_decision(over, all=False):
             trainer.should_stop = True
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the handlers back."""
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)

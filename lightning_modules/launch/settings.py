@@ -145,7 +145,8 @@ def _walk(node: DictConfig, prefix: str, table: Mapping[str, Any], text: str) ->
     if isinstance(target := node.get("_target_"), str):
         takes, more = keywords(loaded) if (loaded := _load(target)) is not None else ({}, True)
     for name in map(str, node):
-        key, child = f"{prefix}{name}", node._get_node(name)
+        key = f"{prefix}{name}"
+        child: Any = node._get_node(name)
         if name.startswith("_") or child._is_missing():
             continue
         if name not in takes and not more and not re.search(rf"\$\{{{re.escape(key)}[.}}]", text):
@@ -230,13 +231,13 @@ def _plain(wanted: Any) -> Any:
     if base in _UNIONS:
         return functools.reduce(operator.or_, map(_plain, arguments))
     if base is Annotated:
-        return Annotated[(_plain(arguments[0]), *arguments[1:])]
+        return typing.cast(Any, Annotated)[(_plain(arguments[0]), *arguments[1:])]
     if base is tuple and arguments:
-        return tuple[tuple(part if part is ... else _plain(part) for part in arguments)]
+        return types.GenericAlias(tuple, tuple(part if part is ... else _plain(part) for part in arguments))
     if isinstance(base, type) and base is not object and issubclass(base, collections.abc.Mapping):
-        return dict[tuple(map(_plain, arguments or (Any, Any)))]
+        return types.GenericAlias(dict, tuple(map(_plain, arguments or (Any, Any))))
     if isinstance(base, type) and base is not object and issubclass(base, collections.abc.Iterable):
-        return list[tuple(map(_plain, arguments or (Any,)))]
+        return types.GenericAlias(list, tuple(map(_plain, arguments or (Any,))))
     return Any if base is object or isinstance(base, typing.TypeVar) else _REFUSED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
 import torch
@@ -19,6 +19,9 @@ from lightning_modules.update.settings import UpdateSettings
 from lightning_modules.update.updater import PolicyUpdater
 
 if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+    from torch.optim.lr_scheduler import LRScheduler
+
     from datamodules.types import StepBatch
     from lightning_modules.algorithms.base import Algorithm
     from lightning_modules.families.base import ModelFamily
@@ -51,6 +54,9 @@ class GRPOLightningModule(L.LightningModule):
         reference_offload: keep the reference model, where the algorithm needs one, in host memory between uses.
         **update: fields of `UpdateSettings`.
     """
+
+    policy: PolicyModel
+    """The trained model; made by `configure_model`."""
 
     forwards_to = UpdateSettings
     """What reads `**update`."""
@@ -95,7 +101,6 @@ class GRPOLightningModule(L.LightningModule):
         self.mismatch_gate = mismatch_gate
         self.reference_offload = reference_offload
         self.filter = GroupFilter(algorithm) if algorithm.dynamic_sampling is not None else None
-        self.policy: PolicyModel | None = None
         self._unregistered: dict[str, Any] = {}  # the reference model must not enter state_dict or the optimizer
         self.rl_step = 0
         self.rounds = 0
@@ -117,7 +122,7 @@ class GRPOLightningModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the policy (and the reference, if needed) the way the strategy wants it; idempotent."""
-        if self.policy is not None:
+        if hasattr(self, "policy"):
             return
         self.family.open(self.model_path)
         self.policy = self._build(self.build_options)
@@ -128,14 +133,14 @@ class GRPOLightningModule(L.LightningModule):
             self._unregistered["reference"] = self._build({**options, "cpu_offload": self.reference_offload}).eval()
 
     def _build(self, options: dict[str, Any]) -> PolicyModel:
-        strategy = getattr(self._trainer, "strategy", None)
-        if hasattr(strategy, "build_policy"):
-            return strategy.build_policy(self.family, self.model_path, self.parameter_dtype, **options)
+        build = getattr(getattr(self._trainer, "strategy", None), "build_policy", None)
+        if build is not None:
+            return build(self.family, self.model_path, self.parameter_dtype, **options)
         from lightning_modules.strategies.materialise import load_whole
 
         return load_whole(self.family, self.model_path, self.parameter_dtype, device=self.device, **options)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW over the trainable parts; the module steps the scheduler itself, per optimizer step."""
         optimizer, scheduler = build_optimizer(self.policy, self.family, self.optimizer_settings)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -147,7 +152,8 @@ class GRPOLightningModule(L.LightningModule):
     def on_fit_start(self) -> None:
         """Build what updates, and check it, before the first rollout is paid for; order enough rounds."""
         self.updater()
-        data = self.trainer.datamodule
+        trainer: Any = self.trainer
+        data = trainer.datamodule
         if self.filter is None or data is None:
             return
         # A checkpoint is loaded by now. The loader yields rounds, of which a step may take several.
@@ -184,7 +190,8 @@ class GRPOLightningModule(L.LightningModule):
         if self.filter is not None:
             rounds = self.filter.fill(batch, lambda limit: next_round(self.trainer, self, batch_idx, limit))
             batch.rl_step = self.rl_step  # the loader counted rounds
-        self.update(batch, self.optimizers(), self.lr_schedulers())
+        optimizer, scheduler = self.optimizers(), self.lr_schedulers()  # one of each
+        self.update(batch, cast("torch.optim.Optimizer", optimizer), cast("LRScheduler | None", scheduler))
         self.rounds += rounds
         if self._last_step is not None and self.rl_step >= self._last_step:
             self.trainer.should_stop = True

@@ -62,7 +62,8 @@ class SFTLightningModule(GRPOLightningModule):
 
     def target_group(self, index: int, prompt: PreparedSample, step: int) -> RolloutGroup:
         """The target of one prompt in the form of a rollout."""
-        tokenizer = self.trainer.datamodule.processor.tokenizer
+        trainer: Any = self.trainer
+        tokenizer = trainer.datamodule.processor.tokenizer
         text = self.target_format.format(answer=self._answer(prompt.sample, step))
         ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
         response = Response(
@@ -86,13 +87,15 @@ class SFTLightningModule(GRPOLightningModule):
     def _pool(self) -> dict[str, list[str]]:
         if self._answers is None:
             self._answers = {}
-            for sample in self.trainer.datamodule.train_samples:
+            trainer: Any = self.trainer
+            for sample in trainer.datamodule.train_samples:
                 self._answers.setdefault(sample.data_source, []).append(sample.answer)
         return self._answers
 
     def on_train_end(self) -> None:
         """Write the Hugging Face model, unless the user stopped the run."""
-        stopped = any(getattr(callback, "stopped_by_user", False) for callback in self.trainer.callbacks)
+        trainer: Any = self.trainer
+        stopped = any(getattr(callback, "stopped_by_user", False) for callback in trainer.callbacks)
         if self.export_to is None or stopped:
             return
         from lightning_modules.state.export import export_policy

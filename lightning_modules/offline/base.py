@@ -42,6 +42,10 @@ class OfflineCallback(L.Callback):
 
     fills_last_slot = False
     """Whether a group's last answer is given away."""
+    reader: TrajectoryReader
+    """Reads trajectories; set by `on_fit_start`."""
+    sampling: SamplingSpec
+    """The engine's sampling; set by `on_fit_start`."""
 
     def __init__(
         self,
@@ -56,15 +60,11 @@ class OfflineCallback(L.Callback):
         self.min_score = optional_share("min_score", min_score)
         self._from_files = read_trajectory_files(trajectory_files) if enable else {}
         self._require_tag = require_tag
-        self.reader: TrajectoryReader | None = None
-        """Reads trajectories; after `on_fit_start`."""
-        self.sampling: SamplingSpec | None = None
-        """The engine's sampling; after `on_fit_start`."""
         self._router: Any = None
         self._score_timeout = 300.0
         self._scores: dict[str, Score] = {}
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Subscribe to the engine callback. Raises RuntimeError when it or the reward callback is missing or later."""
         if stage != "fit" or not self.enable:
             return
@@ -79,7 +79,7 @@ class OfflineCallback(L.Callback):
         engine.subscribe_editor(self)
         self._engine, self._router, self._score_timeout = engine, reward.router, reward.timeout
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Know the samples, the tokenizer and the engine's limits, and hand the weighting to the update."""
         if not self.enable:
             return
@@ -116,9 +116,7 @@ class OfflineCallback(L.Callback):
         """See `RolloutEditor`."""
         return group
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: StepBatch, batch_idx: int) -> None:
         """Count the prompts whose trajectory was refused; subclasses that change scored groups do so first."""
         if self.enable:
             refused = [prompt.uid for prompt in batch.prompts if prompt.uid in self.reader.rejected]

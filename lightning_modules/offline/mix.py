@@ -103,16 +103,16 @@ class MixCallback(OfflineCallback):
         if not self.enable:
             return
         if self.group_threshold is not None:
-            self._replace(batch)
+            self._replace(batch, self.group_threshold)
         injected = [r for group in batch.groups for r in group.responses if r.offline]
         batch.metrics["offline/injected_count"] = float(len(injected))
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
-    def _replace(self, batch: StepBatch) -> None:
+    def _replace(self, batch: StepBatch, threshold: float) -> None:
         failing = []
         for place, group in enumerate(batch.groups):
             accuracy = online_accuracy(group, batch.scores[place])
-            if accuracy is not None and accuracy < self.group_threshold:
+            if accuracy is not None and accuracy < threshold:
                 failing.append(place)
         batch.metrics["offline/failing_groups_count"] = float(len(failing))
         wanted = [place for place in failing if batch.groups[place].index in self._chosen]

@@ -17,7 +17,6 @@ from rewards.base import Score
 from rollout.types import Response
 
 if TYPE_CHECKING:
-    import lightning as L
     from transformers import PreTrainedTokenizerBase
 
     from datamodules.types import StepBatch
@@ -161,7 +160,7 @@ class ReplayCallback(OfflineCallback):
         self.fingerprint = ""
         self._data: Any = None
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Know the tokenizer before a checkpoint is loaded."""
         super().on_fit_start(trainer, pl_module)
         if self.enable:
@@ -171,7 +170,8 @@ class ReplayCallback(OfflineCallback):
     def begin(self, batch: StepBatch, sampling: SamplingSpec) -> None:
         """Bring prompts of kept answers back."""
         if self.max_age is not None:
-            self.buffer.drop(lambda held: held.step < batch.rl_step - self.max_age)
+            oldest = batch.rl_step - self.max_age
+            self.buffer.drop(lambda held: held.step < oldest)
         present = {prompt.uid for prompt in batch.prompts}
         candidates = [uid for uid in self.buffer.uids() if uid not in present]
         candidates.sort(key=lambda uid: uniform("offline", self.seed, batch.rl_step, uid))
@@ -190,9 +190,7 @@ class ReplayCallback(OfflineCallback):
                 log.warning("replayed sample %s is lost in step %d: %s", uid, batch.rl_step, error)
         batch.metrics["replay/prompts_count"] = float(added)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: StepBatch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: StepBatch, batch_idx: int) -> None:
         """Replace in failing groups, then keep the new right answers."""
         if not self.enable:
             return

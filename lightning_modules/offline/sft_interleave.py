@@ -14,8 +14,6 @@ from rewards.base import Score
 from rollout.types import RolloutGroup
 
 if TYPE_CHECKING:
-    import lightning as L
-
     from datamodules.types import PreparedSample
     from lightning_modules.update.updater import PolicyUpdater
     from rollout.types import SamplingSpec
@@ -44,6 +42,9 @@ class SFTInterleaveCallback(OfflineCallback):
         require_tag: see `OfflineCallback`.
     """
 
+    _updater: PolicyUpdater
+    """Set by `on_fit_start`."""
+
     def __init__(
         self,
         enable: bool = True,
@@ -58,9 +59,8 @@ class SFTInterleaveCallback(OfflineCallback):
             raise ValueError(f"every={every}: a period of at least one RL step")
         self.every = every
         self.group_threshold = optional_share("group_threshold", group_threshold)
-        self._updater: PolicyUpdater | None = None
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the supervised update beside the RL one."""
         super().on_fit_start(trainer, pl_module)
         if not self.enable:
@@ -71,9 +71,7 @@ class SFTInterleaveCallback(OfflineCallback):
         """Read the trajectories, so that the step counts those that are rejected."""
         self.good_trajectories(batch.prompts)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: StepBatch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: StepBatch, batch_idx: int) -> None:
         """The supervised step, before metrics are logged and checkpoints saved; a collective."""
         if not self.enable or (batch.rl_step + 1) % self.every:
             return

@@ -184,8 +184,7 @@ class TrajectoryReader:
                 raise RejectedError(uid, "placeholder", f"it holds the placeholder token {token}")
         markup = _CHAT_MARKUP.search(text)
         special = next((t for t in self.tokenizer.all_special_tokens if t in text), None)
-        if markup or special:
-            found = special or markup.group()
+        if found := special or (markup.group() if markup else ""):
             raise RejectedError(uid, "wrong_template", f"it holds {found!r}: give the text without chat markup")
         answer = read_answer(text)
         if answer.think == "open":

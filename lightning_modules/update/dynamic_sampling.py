@@ -113,7 +113,8 @@ class GroupFilter:
             # Near the end of a successful run this is every step's state, and in the metrics.
             log.log(
                 logging.DEBUG if self._warned else logging.WARNING,
-                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them. Later steps are not mentioned; "
+                "dynamic sampling: %d of %d groups after %d rollout batches; the step is made with them. Later "
+                "steps are not mentioned; "
                 "algorithm.dynamic_sampling.max_rounds and target_groups set the limits",
                 count,
                 target,
@@ -136,7 +137,7 @@ class GroupFilter:
         }
 
 
-def next_round(trainer: L.Trainer, module: L.LightningModule, batch_idx: int, limit: int) -> StepBatch | None:
+def next_round(trainer: Any, module: L.LightningModule, batch_idx: int, limit: int) -> StepBatch | None:
     """The loader's next batch, generated and scored by the same hooks as a step's first; None when the data end.
 
     Prompts beyond `limit` are left out: what they would give is surplus, and generation is what a round costs.

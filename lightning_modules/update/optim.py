@@ -116,7 +116,7 @@ def build_optimizer(
             }
             for (part, decayed), parameters in sorted(groups.items(), key=lambda item: item[0])
         ],
-        betas=tuple(settings.betas),
+        betas=(settings.betas[0], settings.betas[1]),
         eps=settings.eps,
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule_factor(step, settings))

@@ -280,10 +280,12 @@ class PolicyUpdater:
         loss = self._policy_loss(tokens, result, weights, bag)
         kl = self.algorithm.kl
         if kl is not None and kl.where == "loss":
+            assert tokens.ref_logprobs is not None
             divergence = kl(tokens.logprobs, tokens.ref_logprobs)
             bag.tokens("policy/kl_ref", divergence.detach())
             loss = loss + kl.beta * (divergence * weights).sum()
         if self.settings.entropy_bonus:
+            assert tokens.entropy is not None
             loss = loss - self.settings.entropy_bonus * (tokens.entropy * weights).sum()
         bag.add("losses/total", float(loss.detach()))
         diagnostics.log_tokens(bag, tokens, result, first)
