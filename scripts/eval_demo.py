@@ -12,11 +12,10 @@ import os
 import sys
 from pathlib import Path
 
-from datamodules.demo.synthetic import build_synthetic_dataset, synthetic_corpus
-from datamodules.demo.tiny_model import build_tiny_model
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.demo.synthetic import build_synthetic_dataset, synthetic_corpus
+from datamodules.demo.tiny_model import build_tiny_model
 from datamodules.records import read_objects
 from lightning_modules.launch import evaluate_cli
 

@@ -14,21 +14,17 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from eval.heldout import complete, evaluate_batches
-from rollout.callback import resolve_sampling
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.common.files import write_json, write_lines
 from datamodules.records import read_records
+from eval.heldout import EvalRecord, complete, evaluate_batches
 from lightning_modules.launch.config import ConfigError, build, build_data, compose, require_values
 from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import configure_logging, set_threads
-
-if TYPE_CHECKING:
-    from eval.heldout import EvalRecord
+from rollout.callback import resolve_sampling
 
 log = logging.getLogger("pass_rate")
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lightning_modules.launch.config import build_data, compose
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.errors import MediaError
@@ -21,6 +19,7 @@ from datamodules.video.cache import SUFFIX, VideoCache
 from datamodules.video.contact_sheet import contact_sheet, describe
 from datamodules.video.entry import EntryError, plan_from, read_entry
 from datamodules.video.spec import VideoSpec
+from lightning_modules.launch.config import build_data, compose
 
 
 def main(arguments: list[str]) -> int:

@@ -54,9 +54,9 @@ def test_inspect_shows_what_the_model_sees(tmp_path, capsys, tiny_model_dir):
 
 def run_bench(name, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [name, "--small"])
+    monkeypatch.setattr(sys, "argv", ["data", name, "--small"])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    load_script(f"bench/{name}").main()
+    load_script("bench/data").main()
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -80,7 +80,7 @@ def test_lengths_benchmark_runs_small(monkeypatch, capsys, tmp_path):
 def test_decode_benchmark_runs_small(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     run = subprocess.run(
-        [sys.executable, "scripts/bench/decode.py", "--small"],
+        [sys.executable, "scripts/bench/data.py", "decode", "--small"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -95,7 +95,7 @@ def test_decode_benchmark_runs_small(tmp_path):
 @pytest.mark.slow
 def test_cache_figures(shared_data):
     """The full recipe: five clips of ten minutes, 256 frames."""
-    run = subprocess.run([sys.executable, "scripts/bench/cache.py"], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "scripts/bench/data.py", "cache"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     rows = {row["codec"]: row for row in map(json.loads, run.stdout.splitlines()) if row["case"] == "summary"}
     assert rows["lossless"]["worst_size_ratio"] <= 0.15
@@ -105,7 +105,7 @@ def test_cache_figures(shared_data):
 
 @pytest.mark.slow
 def test_lengths_of_3500_samples_are_exact(shared_data):
-    run = subprocess.run([sys.executable, "scripts/bench/lengths.py"], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "scripts/bench/data.py", "lengths"], cwd=ROOT, capture_output=True, text=True)
     rows = {row["case"]: row for row in map(json.loads, run.stdout.splitlines())}
     assert rows["exact"]["equal"]
     assert rows["first"]["tokens"] == rows["remembered"]["tokens"]

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 
 def run_bench(name: str, *arguments: str) -> dict | list:
-    command = [sys.executable, str(ROOT / "scripts" / "bench" / f"{name}.py"), *arguments]
+    command = [sys.executable, str(ROOT / "scripts" / "bench" / "model.py"), name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -20,18 +20,26 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from datamodules.types import PreparedSample, Sample
+from eval.benchmarks import catalogue
+from eval.benchmarks.loading import load
 from eval.benchmarks.types import BenchmarkItem
 from eval.engine.async_driver import AsyncDriver
 from eval.engine.generate import LockStepDriver
+from eval.engine.vllm_replica import AsyncLLMReplica
 from eval.pool import PreparePool
 from eval.run.pipeline import ask
-from eval.run.prepare import ReadyItem
+from eval.run.prepare import PrepareSettings, ReadyItem
 from eval.run.records import RecordLog
+from rollout.callback import resolve_sampling
+from rollout.engines.vllm import VLLMEngine
 from rollout.types import GenerateRequest, Response, SamplingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,8 +82,6 @@ class WaitingEngine:
 
 def answer(request: GenerateRequest) -> Response:
     """A fixed response."""
-    import numpy as np
-
     text = f"answer to {request.prompt.prompt_text}"
     return Response(np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", text, 0)
 
@@ -152,19 +158,18 @@ def real_vllm(folder: Path) -> dict:
     """The same items through both drivers on real vLLM: seconds, idle share, and whether the records are equal."""
     import eval_demo
 
-    from eval.benchmarks import catalogue
-    from eval.benchmarks.loading import load
-    from eval.engine.vllm_replica import AsyncLLMReplica
-    from eval.run.prepare import PrepareSettings
-    from rollout.callback import resolve_sampling
-    from rollout.engines.vllm import VLLMEngine
-
     names = eval_demo.build(folder)
     data, model = folder / ("real" if names == eval_demo.REAL else "drawn"), folder / "tiny-qwen3vl"
     items = [item for name in names for item in load(catalogue.get(name), data)[0]]
     sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=32), model)
     frames = {"max_frames": 8, "max_pixels": 16384, "min_pixels": 4096}
-    options = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 16, "limit_images": 2, "limit_videos": 2}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "max_num_seqs": 16,
+        "limit_images": 2,
+        "limit_videos": 2,
+    }
     # The same chunks in both: another split of a prompt rounds differently.
     options |= {"enforce_eager": True, "max_num_batched_tokens": 2048}
     preload = ("transformers", "datamodules.video.decode", "eval.run.prepare")
