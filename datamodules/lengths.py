@@ -75,9 +75,12 @@ def prompt_lengths(
     file = None
     if cache_dir is not None:
         file = Path(cache_dir) / "lengths" / f"{_key(samples, preparer)}.json"
-        known = _read(file)
-        if known is not None:
-            return known
+        try:
+            return [Length(**fields) for fields in json.loads(file.read_text())]
+        except FileNotFoundError:
+            pass
+        except (ValueError, TypeError) as error:
+            logger.warning("remembered prompt lengths %s are damaged (%s); measuring again", file, error)
     _probe_all(samples, preparer, threads or min(16, os.cpu_count() or 1))
     lengths = []
     for sample in samples:
@@ -160,13 +163,3 @@ def _key(samples: Sequence[Sample], preparer: SamplePreparer) -> str:
                 seen[path] = None
     add([[str(path), value] for path, value in seen.items()])
     return state.hexdigest()[:32]
-
-
-def _read(file: Path) -> list[Length] | None:
-    try:
-        return [Length(**fields) for fields in json.loads(file.read_text())]
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        logger.warning("remembered prompt lengths %s are damaged (%s); measuring again", file, error)
-        return None

@@ -121,7 +121,13 @@ class LengthGroupedOrder:
             raise ValueError(f"group={group} must be at least 1")
         if datamodule is not None:
             batch_size = batch_size or datamodule.rollout_batch_size
-            lengths = _measured(samples, datamodule) if lengths is None else lengths
+            if lengths is None:
+                known = {length.uid: length.tokens for length in datamodule.lengths}
+                if not all(sample.uid in known for sample in samples):
+                    measured = prompt_lengths(samples, datamodule.preparer, datamodule.cache.folder)
+                    known = {length.uid: length.tokens for length in measured}
+                # Unreadable samples will be lost anyway; they count as short.
+                lengths = [known[sample.uid] or 0 for sample in samples]
         if batch_size is None or lengths is None:
             raise ValueError("LengthGroupedOrder needs a datamodule, or lengths and batch_size")
         self.batch_size = batch_size
@@ -145,12 +151,3 @@ class LengthGroupedOrder:
             batches += list(part.reshape(-1, self.batch_size))
         order = permutation(self.seed + 15485863, number, len(batches))
         return np.concatenate([*(batches[i] for i in order), shuffled[whole:]]).astype(np.int64)
-
-
-def _measured(samples: Sequence[Sample], datamodule: VideoRLDataModule) -> list[int]:
-    known = {length.uid: length.tokens for length in datamodule.lengths}
-    if not all(sample.uid in known for sample in samples):
-        lengths = prompt_lengths(samples, datamodule.preparer, datamodule.cache.folder)
-        known = {length.uid: length.tokens for length in lengths}
-    # Unreadable samples will be lost anyway; they count as short.
-    return [known[sample.uid] or 0 for sample in samples]

@@ -214,8 +214,6 @@ class Patches:
     """int64 [num_videos, 3]."""
     num_image_patches: int
     """Rows of `pixel_values` that belong to images."""
-    second_per_grid_ts: tuple[float, ...]
-    """Seconds per temporal patch of every video (Qwen2.5-VL positions need it)."""
 
 
 class MediaProcessor:
@@ -264,13 +262,11 @@ class MediaProcessor:
             video_grid = out["video_grid_thw"]
             _check_grids(video_grid, videos)
             parts.append(out["pixel_values_videos"])
-        step = self.video_processor.temporal_patch_size
         return Patches(
             pixel_values=torch.cat(parts) if parts else None,
             image_grid_thw=image_grid,
             video_grid_thw=video_grid,
             num_image_patches=num_image,
-            second_per_grid_ts=tuple(step / video.metadata.sampled_fps for _, video in videos),
         )
 
 

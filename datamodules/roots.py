@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from datamodules.types import MediaRef, Sample
+from datamodules.types import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,13 @@ def anchor(samples: list[Sample], file: str | Path, media_root: str | Path | Non
             if root is not None and root.resolve() == beside:
                 return samples
             logger.info("%s: media paths are relative to its own folder", file)
-            return [_absolute(sample, beside) for sample in samples]
+            # An absolute path stays what it is: joining it to a folder gives the path alone.
+            return [
+                replace(
+                    sample,
+                    images=tuple(replace(ref, path=str(beside / ref.path)) for ref in sample.images),
+                    videos=tuple(replace(ref, path=str(beside / ref.path)) for ref in sample.videos),
+                )
+                for sample in samples
+            ]
     return samples
-
-
-def _absolute(sample: Sample, folder: Path) -> Sample:
-    def moved(refs: tuple[MediaRef, ...]) -> tuple[MediaRef, ...]:
-        return tuple(replace(r, path=str(folder / r.path)) if not Path(r.path).is_absolute() else r for r in refs)
-
-    return replace(sample, images=moved(sample.images), videos=moved(sample.videos))

@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.annotations import load_samples
+from datamodules.common.files import write_json, write_text
 from datamodules.common.places import CONF_DIR, ROOT
 from lightning_modules.launch.config import ConfigError, build, nearest
 from lightning_modules.launch.runs import load_run_config
@@ -189,9 +190,9 @@ def main(arguments: list[str]) -> int:
     lines = tables(results)
     if options["algorithms"]:
         lines += compare(options["algorithms"].split(","), seeds[0], output)
-    (output / "controls.json").write_text(json.dumps(results, indent=1))
+    write_json(output / "controls.json", results)
     text = "\n".join(lines)
-    (output / "controls.md").write_text(text + "\n")
+    write_text(output / "controls.md", text + "\n")
     print(text)
     return 0
 

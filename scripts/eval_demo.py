@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from datamodules.common.files import write_json
 from datamodules.demo.synthetic import build_synthetic_dataset, synthetic_corpus
 from datamodules.demo.tiny_model import build_tiny_model
 from datamodules.records import read_objects
@@ -39,7 +40,7 @@ def real_data(source: Path, folder: Path) -> tuple[str, ...]:
     for name in REAL:
         with gzip.open(source / "eval" / "annotations" / f"{name}.json.gz") as file:
             records = [record for record in json.load(file) if record["path"] in known]
-        write(folder / name / f"{name}.json", records)
+        write_json(folder / name / f"{name}.json", records)
     (folder / "videos").mkdir(exist_ok=True)
     for name, path in clips.items():
         link = folder / "videos" / name
@@ -54,7 +55,9 @@ def drawn_data(folder: Path) -> tuple[str, ...]:
     records = read_objects(data / "val.jsonl")
     for name, kind in zip(DRAWN, ("temporal grounding", "multiple choice"), strict=True):
         chosen = [record for record in records if record["problem_type"] == kind]
-        write(folder / name / f"{name}.json", [reference_record(record, name, i) for i, record in enumerate(chosen)])
+        write_json(
+            folder / name / f"{name}.json", [reference_record(record, name, i) for i, record in enumerate(chosen)]
+        )
     return DRAWN
 
 
@@ -75,12 +78,6 @@ def reference_record(record: dict, name: str, number: int) -> dict:
         "question_id": f"{number:03d}-1",
         "duration": "short",
     }
-
-
-def write(path: Path, records: list[dict]) -> None:
-    """Write a JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(records))
 
 
 def main(overrides: list[str]) -> int:

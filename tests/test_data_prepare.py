@@ -129,7 +129,8 @@ def test_prompt_equals_the_processor(processors, media, family, kind):
         assert (ours is None) == (key not in expected)
         assert ours is None or torch.equal(ours, expected[key])
     if family == "qwen2_5_vl" and prepared.videos:
-        assert patches.second_per_grid_ts == pytest.approx([float(x) for x in expected["second_per_grid_ts"]])
+        seconds = [2 / video.metadata.sampled_fps for video in prepared.videos]
+        assert seconds == pytest.approx([float(x) for x in expected["second_per_grid_ts"]])
 
 
 def test_patches_of_several_samples_are_images_then_videos(processors, media):

@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from datamodules.annotations import to_sample
+from datamodules.common.files import write_json, write_lines
 from datamodules.prompts import PromptTemplates
 
 logger = logging.getLogger(__name__)
@@ -95,9 +96,9 @@ def build_synthetic_dataset(
     (folder / "media").mkdir(parents=True, exist_ok=True)
     for split, per_task in counts.items():
         records = [record for name in names for record in _records(folder, TASKS[name], split, per_task[name], seed)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_lines(folder / f"{split}.jsonl", records)
     # Last, so that an interrupted build is not taken for a finished one.
-    marker.write_text(json.dumps(recipe))
+    write_json(marker, recipe)
     return folder
 
 

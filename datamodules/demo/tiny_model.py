@@ -24,6 +24,8 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
+from datamodules.common.files import write_json
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -194,5 +196,5 @@ def build_tiny_model(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    marker.write_text(json.dumps(recipe))
+    write_json(marker, recipe)
     return folder

@@ -97,7 +97,7 @@ class VideoCache:
         """Bytes that may be written before the cache's size is looked at again."""
         self.stage_dir = None if stage_dir is None else Path(stage_dir)
         self.threads = threads
-        self.decode_clip = decode_clip or _decode_here
+        self.decode_clip = decode_clip
         self.quarantine = None if folder is None else Quarantine(Path(folder) / "quarantine.jsonl")
         names = ("hit", "built", "rebuilt", "decoded", "not_stored", "bad", "quarantined")
         self.counters: dict[str, int] = dict.fromkeys(names, 0)
@@ -235,6 +235,8 @@ class VideoCache:
             self.counters["quarantined"] += 1
             raise MediaError(ref.path, f"quarantined: {reason}")
         try:
+            if self.decode_clip is None:
+                return decode_spec(self.source(ref), spec, ref.start, ref.end)
             return self.decode_clip(self.source(ref), ref, spec)
         except MediaError as error:
             self.counters["bad"] += 1
@@ -266,10 +268,6 @@ class VideoCache:
     def _drop_staged(self, path: Path) -> None:
         if self.stage_dir is not None:
             (self.stage_dir / path.parent.name / path.name).unlink(missing_ok=True)
-
-
-def _decode_here(path: Path, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
-    return decode_spec(path, spec, ref.start, ref.end)
 
 
 def content_identity(path: Path) -> str:

@@ -72,10 +72,6 @@ def _map(function: Callable, items: Sequence, threads: int) -> list:
         return list(pool.map(function, items))
 
 
-def _raw_encode(chunk: np.ndarray) -> bytes:
-    return chunk.tobytes()
-
-
 def _raw_decode(data: bytes, out: np.ndarray) -> None:
     out[...] = np.frombuffer(data, dtype=np.uint8).reshape(out.shape)
 
@@ -122,7 +118,7 @@ def _jpeg_decode(data: bytes, out: np.ndarray) -> None:
 
 
 CODECS = {
-    "raw": Codec("raw", _raw_encode, _raw_decode),
+    "raw": Codec("raw", np.ndarray.tobytes, _raw_decode),
     "lossless": Codec("lossless", _lossless_encode, _lossless_decode),
     "jpeg": Codec("jpeg", _jpeg_encode, _jpeg_decode, lossy=True),
 }

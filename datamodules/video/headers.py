@@ -82,7 +82,9 @@ def upright_tracks(file: BinaryIO) -> set[int]:
             if inner == b"trak":
                 for leaf, leaf_start, _ in _boxes(file, inner_start, inner_stop):
                     if leaf == b"tkhd" and _identity(file, leaf, leaf_start):
-                        found.add(_track_id(file, leaf_start))
+                        file.seek(leaf_start)
+                        file.seek(leaf_start + (20 if file.read(1)[0] else 12))
+                        found.add(struct.unpack(">I", file.read(4))[0])
     return found
 
 
@@ -107,12 +109,6 @@ def _identity(file: BinaryIO, kind: bytes, start: int) -> bool:
     version = file.read(1)[0]
     file.seek(start + MATRIX_OFFSET[kind][1 if version else 0])
     return file.read(len(IDENTITY)) == IDENTITY
-
-
-def _track_id(file: BinaryIO, start: int) -> int:
-    file.seek(start)
-    file.seek(start + (20 if file.read(1)[0] else 12))
-    return struct.unpack(">I", file.read(4))[0]
 
 
 def _may_turn(codec: av.VideoCodecContext, packet: av.Packet) -> bool:

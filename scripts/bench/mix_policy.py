@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from datamodules.common.files import write_json, write_text
+
 ROWS = {
     "grpo": ("plain GRPO", ["offline=none"]),
     "mix": ("mix, no correction", ["offline=mix"]),
@@ -56,7 +58,7 @@ def run(row: str, seed: int, out: Path, extra: list[str]) -> dict:
         started = time.monotonic()
         train("train.py", *common, *settings, f"run_dir={folder}", "resume=never")
         done = {"settings": settings, "seconds": round(time.monotonic() - started, 1)}
-        finished.write_text(json.dumps(done))
+        write_json(finished, done)
     with (folder / "metrics.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     curve = {int(line["step"]): float(line["val/accuracy_mean"]) for line in lines if line.get("val/accuracy_mean")}
@@ -123,9 +125,9 @@ def main() -> int:
         for seed in arguments.seeds:
             results.append(run(row, seed, out, arguments.set))
             print(f"{row} seed {seed}: {result_line(results[-1])}", flush=True)
-    (out / "results.json").write_text(json.dumps(results, indent=1))
-    (out / "table.md").write_text(table(results))
-    (out / "curves.svg").write_text(curves(results))
+    write_json(out / "results.json", results)
+    write_text(out / "table.md", table(results))
+    write_text(out / "curves.svg", curves(results))
     print(table(results))
     return 0
 
