@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from datamodules.common.files import write_json, write_text
+from datamodules.common.places import ROOT
 
 ROWS = {
     "grpo": ("plain GRPO", ["offline=none"]),
