@@ -36,7 +36,7 @@ def frame_files(path: str | Path) -> list[Path]:
     """The frames of a folder by their numbers.
 
     Raises:
-        MediaError: there is none, a name has no number, or a number is missing or there twice: every later frame
+        MediaError: there is none, a name has no number, or a number is missing or duplicated: every later frame
             would be shown at a wrong time.
     """
     path = Path(path)
@@ -52,7 +52,7 @@ def frame_files(path: str | Path) -> list[Path]:
     numbered.sort()
     for expected, (number, entry) in enumerate(numbered, start=numbered[0][0]):
         if number != expected:
-            raise MediaError(path, f"frame {expected} is missing or there twice (found {entry.name})")
+            raise MediaError(path, f"frame {expected} is missing or duplicated (found {entry.name})")
     return [entry for _, entry in numbered]
 
 
