@@ -72,10 +72,10 @@ class PromptTemplates:
         name = name if name in self._texts else "default"
         if name not in self._texts:
             raise ValueError(f"no prompt template for problem type {sample.problem_type!r} and no default.jinja")
-        if name not in self._compiled:
-            environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-            self._compiled[name] = environment.from_string(self._texts[name])
         try:
+            if name not in self._compiled:
+                environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+                self._compiled[name] = environment.from_string(self._texts[name])
             return (
                 self._compiled[name]
                 .render(

@@ -20,6 +20,7 @@ from datamodules.video.decode import decode_spec
 from datamodules.video.frames import SharedFrames
 from datamodules.video.spec import VideoSpec
 from datamodules.video_rl import VideoRLDataModule
+from lightning_modules.launch.config import build, compose
 
 
 @pytest.fixture(scope="module")
@@ -375,15 +376,12 @@ def test_yaml_lists_every_option():
 
 @pytest.mark.parametrize("name", ["curriculum", "length_grouped"])
 def test_orders_by_configuration(make, data, tmp_path, name):
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.load(Path(__file__).parents[1] / "conf" / "data" / f"{name}.yaml").order
+    order = build(compose("train", [f"data={name}"]).data.order)
     records = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
     for i, record in enumerate(records):
         record["pass_rate"] = i / len(records)
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
-    module = make(train_files=str(tmp_path / "train.jsonl"), order=instantiate(node, _convert_="all"), max_steps=7)
+    module = make(train_files=str(tmp_path / "train.jsonl"), order=order, max_steps=7)
     chosen = [uid for _, batch in uids(module.train_dataloader()) for uid in batch]
     assert len(set(chosen)) == 28  # seven of the epoch's steps: nothing twice
     rates = {sample.uid: sample.extra["pass_rate"] for sample in module.train_samples}
