@@ -214,7 +214,7 @@ def test_own_templates(tmp_path):
     assert overridden.render(sample).startswith("Q: ")
     assert not overridden.render(replace(sample, problem_type="numerical")).startswith("Q: ")
     (tmp_path / "broken.jinja").write_text("{{ problem ")
-    with pytest.raises(ValueError, match="prompt template default.jinja on sample"):
+    with pytest.raises(ValueError, match=r"prompt template default\.jinja on sample"):
         PromptTemplates(tmp_path / "broken.jinja").render(sample)
     with pytest.raises(ValueError, match=r"'level' is undefined|no attribute 'level'"):
         overridden.render(SAMPLES["text"])
