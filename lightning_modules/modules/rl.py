@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import lightning as L
 import torch
 
+from lightning_modules.families.base import PARTS
 from lightning_modules.layouts.base import Context
 from lightning_modules.layouts.patchify import Patchifier
 from lightning_modules.state.batch_dump import dump_batch
+from lightning_modules.strategies.materialise import load_whole
 from lightning_modules.update.dynamic_sampling import GroupFilter, next_round
 from lightning_modules.update.optim import OptimizerSettings, build_optimizer, check_frozen_parts
 from lightning_modules.update.settings import UpdateSettings
@@ -127,8 +129,6 @@ class GRPOLightningModule(L.LightningModule):
         self.family.open(self.model_path)
         self.policy = self._build(self.build_options)
         if self.algorithm.needs.ref_logprobs:
-            from lightning_modules.families.base import PARTS
-
             options = {**self.build_options, "frozen_parts": PARTS, "gradient_checkpointing": False}
             self._unregistered["reference"] = self._build({**options, "cpu_offload": self.reference_offload}).eval()
 
@@ -136,8 +136,6 @@ class GRPOLightningModule(L.LightningModule):
         build = getattr(getattr(self._trainer, "strategy", None), "build_policy", None)
         if build is not None:
             return build(self.family, self.model_path, self.parameter_dtype, **options)
-        from lightning_modules.strategies.materialise import load_whole
-
         return load_whole(self.family, self.model_path, self.parameter_dtype, device=self.device, **options)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:

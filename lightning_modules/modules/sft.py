@@ -13,6 +13,7 @@ import numpy as np
 
 from datamodules.common.seeds import label_noise
 from lightning_modules.modules.rl import GRPOLightningModule
+from lightning_modules.state.export import export_policy
 from rewards.base import Score
 from rollout.types import Response, RolloutGroup
 
@@ -98,7 +99,5 @@ class SFTLightningModule(GRPOLightningModule):
         stopped = any(getattr(callback, "stopped_by_user", False) for callback in trainer.callbacks)
         if self.export_to is None or stopped:
             return
-        from lightning_modules.state.export import export_policy
-
         export_policy(self.policy, self.model_path, Path(self.export_to))
         log.info("exported the model to %s", self.export_to)

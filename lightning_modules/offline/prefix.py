@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from datamodules.common.seeds import uniform
 from lightning_modules.offline.base import OfflineCallback
 from lightning_modules.offline.schedule import Share, as_share, check_share
@@ -131,8 +133,6 @@ class PrefixCallback(OfflineCallback):
         return dataclasses.replace(group, responses=responses)
 
     def _joined(self, response: Response, trajectory: Trajectory, length: int) -> Response:
-        import numpy as np
-
         ids = np.concatenate([trajectory.token_ids[:length], response.token_ids]).astype(np.int32)
         return dataclasses.replace(
             response,

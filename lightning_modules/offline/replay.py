@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from datamodules.common.seeds import uniform
 from lightning_modules.offline.base import OfflineCallback, online_accuracy
 from lightning_modules.offline.mix import replace_last
@@ -87,8 +89,6 @@ class ReplayBuffer:
 
     def state(self) -> list[dict[str, Any]]:
         """Tensors and plain values."""
-        import torch
-
         return [
             {
                 "uid": item.uid,

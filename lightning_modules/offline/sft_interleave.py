@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.types import StepBatch
+from lightning_modules.algorithms.sft import Supervised
 from lightning_modules.offline.base import OfflineCallback, online_accuracy
 from lightning_modules.offline.schedule import optional_share
+from lightning_modules.update.updater import PolicyUpdater
 from rewards.base import Score
 from rollout.types import RolloutGroup
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample
-    from lightning_modules.update.updater import PolicyUpdater
     from rollout.types import SamplingSpec
 
 _LOGGED = {
@@ -110,9 +111,6 @@ class SFTInterleaveCallback(OfflineCallback):
 
 def supervised_updater(main: PolicyUpdater) -> PolicyUpdater:
     """An updater of the same policy, layout and strategy whose loss is the likelihood of given tokens."""
-    from lightning_modules.algorithms.sft import Supervised
-    from lightning_modules.update.updater import PolicyUpdater
-
     settings = replace(
         main.settings, update_batch_size=None, epochs=1, entropy=False, entropy_bonus=0.0, importance=None
     )

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from datamodules.records import read_records
 from rewards.extract.sections import read_answer
 from rollout.types import Response
 
 if TYPE_CHECKING:
-    import numpy as np
     from transformers import ProcessorMixin
 
     from datamodules.prompts import PromptTemplates
@@ -152,8 +153,6 @@ class TrajectoryReader:
         Raises:
             RejectedError: with the reason.
         """
-        import numpy as np
-
         uid = prompt.uid
         text, turn = self._assistant_turn(prompt, self._checked_text(uid, text))
         ids = self.tokenizer(turn, add_special_tokens=False)["input_ids"]
@@ -212,8 +211,6 @@ class TrajectoryReader:
         return head.strip(), head + end
 
     def _logprobs(self, uid: str, values: Any, length: int) -> np.ndarray:
-        import numpy as np
-
         if values is None:
             if self.limits.need_logprobs:
                 detail = "this weighting needs offline_logprobs, which the record lacks"

@@ -83,7 +83,9 @@ def collect(batch: StepBatch) -> Collected:
 def _table(chosen: Sequence[Scored]) -> RewardTable:
     scores = [score for _, group_scores, _ in chosen for score in group_scores]
     names = sorted({"accuracy", "format"} | {name for score in scores for name in score.parts})
-    parts = {name: torch.tensor([_part(score, name) for score in scores], dtype=torch.float64) for name in names}
+    own = [{**score.parts, "accuracy": score.accuracy, "format": score.format} for score in scores]
+    # NaN where a response's task has no such part.
+    parts = {name: torch.tensor([p.get(name, math.nan) for p in own], dtype=torch.float64) for name in names}
     greedy = [score.total for _, _, score in chosen if score is not None]
     lengths = [len(response.token_ids) for group, _, _ in chosen for response in group.responses]
     owners = [i for i, (group, _, _) in enumerate(chosen) for _ in group.responses]
@@ -96,9 +98,3 @@ def _table(chosen: Sequence[Scored]) -> RewardTable:
         greedy_total=torch.tensor(greedy, dtype=torch.float64) if greedy and len(greedy) == len(chosen) else None,
         tasks=tuple(group.prompt.sample.problem_type for group, _, _ in chosen),
     )
-
-
-def _part(score: Score, name: str) -> float:
-    if name in ("accuracy", "format"):
-        return float(getattr(score, name))
-    return float(score.parts.get(name, math.nan))  # another task's part

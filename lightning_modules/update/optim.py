@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from lightning_modules.families.base import PARTS
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -40,8 +42,6 @@ class OptimizerSettings:
     """Largest global gradient norm; None = no clipping (the norm is still logged)."""
 
     def __post_init__(self) -> None:
-        from lightning_modules.families.base import PARTS
-
         unknown = sorted(set(self.part_lr) - set(PARTS))
         if unknown:
             raise ValueError(f"part_lr names {unknown}; the parts of a model are {list(PARTS)}")
@@ -68,8 +68,6 @@ class OptimizerSettings:
 
 def check_frozen_parts(parts: Collection[str]) -> None:
     """Raise ValueError for parts that no model has, and when nothing would be left to train."""
-    from lightning_modules.families.base import PARTS
-
     unknown = sorted(set(parts) - set(PARTS))
     if unknown:
         raise ValueError(f"frozen_parts names {unknown}; the parts of a model are {list(PARTS)}")
