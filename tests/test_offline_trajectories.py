@@ -135,7 +135,7 @@ def test_trajectory_files_and_unknown_samples(processor, tmp_path):
         with pytest.raises(ValueError, match=r"t.jsonl:1: no trajectory with uid and offline_output"):
             read_trajectory_files([file])
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"trajectory_files: .*t.jsonl is not UTF-8"):
+    with pytest.raises(ValueError, match=r"trajectory_files: .*t.jsonl is damaged, or not UTF-8"):
         read_trajectory_files([file])
     # Before the engine starts, and only where trajectories are wanted.
     with pytest.raises(ValueError, match=r"trajectory_files: .*gone.jsonl does not exist"):
