@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +19,65 @@ ALLOWED = {
     "eval": {"datamodules", "rollout", "rewards"},
     "lightning_modules": {"datamodules", "rollout", "rewards", "eval"},
 }
+
+
+LAYERS = {
+    "datamodules": (
+        ("common",),
+        ("errors", "types", "records"),
+        ("video",),
+        (".",),
+        ("demo",),
+    ),
+    "rollout": (("types", "tokens", "positions", "model_folder"), ("engines",), (".",)),
+    "rewards": (
+        ("extract", "geometry", "sandbox", "judge.client"),
+        ("base",),
+        ("tasks",),
+        ("judge",),
+        ("official",),
+        (".",),
+    ),
+    "eval": (("engine", "benchmarks"), ("pool", "worker", "run"), ("report",), (".",)),
+    "lightning_modules": (
+        ("core", "algorithms"),
+        ("families",),
+        ("layouts", "strategies", "state"),
+        ("update",),
+        ("offline", "callbacks", "modules"),
+        ("launch",),
+    ),
+}
+"""Per package what lies below what: folders and modules, the lowest layer first; "." is every other module."""
+
+
+def layer(module: str) -> int:
+    """Number of a module's layer in its package; the longest name that fits decides."""
+    package, _, name = module.partition(".")
+    numbers = {entry: number for number, entries in enumerate(LAYERS[package]) for entry in entries}
+    while name and name not in numbers:
+        name = name.rpartition(".")[0]
+    return numbers[name or "."]
+
+
+def module_imports() -> dict[str, set[str]]:
+    """Module -> the modules of ours that it names anywhere, also inside functions and for type checkers only."""
+    files = {
+        path: path.relative_to(ROOT).with_suffix("") for package in LAYERS for path in (ROOT / package).rglob("*.py")
+    }
+    names = {path: ".".join(part for part in place.parts if part != "__init__") for path, place in files.items()}
+    known = set(names.values())
+    found: dict[str, set[str]] = {}
+    for path, name in names.items():
+        targets = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                longer = {f"{node.module}.{alias.name}" for alias in node.names}
+                targets |= longer & known or {node.module}
+            elif isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+        found[name] = (targets & known) - {name}
+    return found
 
 
 def imported_packages(path) -> set[str]:
@@ -39,6 +99,34 @@ def test_imports_run_one_way(package):
         if imported_packages(path) & forbidden
     }
     assert wrong == {}
+
+
+def test_no_import_inside_a_package_points_upwards():
+    upwards = [
+        f"{name} -> {target}"
+        for name, targets in sorted(module_imports().items())
+        for target in sorted(targets)
+        if name.split(".")[0] == target.split(".")[0] and "." in name and "." in target and layer(target) > layer(name)
+    ]
+    assert upwards == []
+
+
+def test_no_module_imports_itself_through_others():
+    graph = module_imports()
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_only_the_entry_points_and_launch_itself_import_launch():
+    wrong = [
+        name
+        for name, targets in module_imports().items()
+        if any(target.startswith("lightning_modules.launch") for target in targets)
+        and not name.startswith("lightning_modules.launch")
+    ]
+    assert wrong == []
 
 
 def test_every_imported_name_exists():
