@@ -23,8 +23,8 @@ from datamodules.annotations import load_samples
 from datamodules.common.files import write_json, write_text
 from datamodules.common.places import CONF_DIR, ROOT
 from lightning_modules.launch.config import ConfigError, build, nearest
+from lightning_modules.launch.console import configure_logging
 from lightning_modules.launch.runs import load_run_config
-from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("controls")
 OPTIONS = {"seeds": "11,12,13", "output_dir": "outputs/controls", "controls": "true", "algorithms": ""}
@@ -50,7 +50,7 @@ def evaluated(folder: Path, swapped: bool = False) -> dict[str, float]:
     path = folder / "evaluation" / ("swapped.json" if swapped else "final.json")
     if not path.is_file():
         code = (
-            "import sys; from pathlib import Path; from lightning_modules.launch.training import configure_logging; "
+            "import sys; from pathlib import Path; from lightning_modules.launch.console import configure_logging; "
             "from lightning_modules.launch.held_out import evaluate_run; configure_logging(); "
             "evaluate_run(Path(sys.argv[1]), swap_media=sys.argv[2] == 'True')"
         )

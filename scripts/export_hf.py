@@ -9,8 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lightning_modules.launch.config import ConfigError, nearest
+from lightning_modules.launch.console import configure_logging
 from lightning_modules.launch.runs import export_run
-from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("export")
 OPTIONS = ("step", "dtype", "target")

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from lightning_modules.launch.config import ConfigError, build, compose
+from lightning_modules.launch.console import configure_logging
 from lightning_modules.launch.processes import die_with_parent
-from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("assets")
 

@@ -8,14 +8,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig, OmegaConf
+
+from datamodules.common.files import FolderInUse
+from eval.benchmarks import catalogue
+from eval.benchmarks.loading import file_status
+from eval.engine.errors import EngineLostError
+from eval.report.write import console_table, read_report, write_reports
+from eval.run.prepare import PrepareSettings
+from eval.run.records import model_identity
+from eval.run.runner import STAGES, BenchmarkRun, RunOptions
 from lightning_modules.launch.config import ConfigError, build, to_plain
+from lightning_modules.launch.runs import export_run
+from lightning_modules.state.run_folder import CHECKPOINT_DIR
+from rollout.callback import resolve_sampling
+from rollout.model_folder import model_folder
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from eval.benchmarks.base import Benchmark
     from eval.engine.generate import Driver
-    from eval.run.prepare import PrepareSettings
     from eval.run.runner import BenchmarkRun, RunOptions
 
 log = logging.getLogger("evaluate")
@@ -32,10 +43,6 @@ def evaluate_benchmarks(config: DictConfig) -> int:
     Raises:
         ConfigError: something is wrong before any work starts.
     """
-    from datamodules.common.files import FolderInUse
-    from eval.engine.errors import EngineLostError
-    from eval.report.write import read_report
-    from eval.run.runner import STAGES
 
     plain = to_plain(config)
     if plain["stage"] not in STAGES:
@@ -81,7 +88,6 @@ def evaluate_benchmarks(config: DictConfig) -> int:
 
 def _report(results: list[dict[str, Any]], plain: dict[str, Any], folder: Path) -> list[str]:
     """Print the table, write the report; returns what went wrong."""
-    from eval.report.write import console_table, write_reports
 
     for line in console_table(results, plain["baseline"]).splitlines():
         log.info("%s", line)
@@ -117,8 +123,6 @@ class _Driver:
 
 
 def _runs(config: DictConfig, plain: dict[str, Any]) -> list[BenchmarkRun]:
-    from eval.benchmarks import catalogue
-    from eval.run.runner import BenchmarkRun
 
     try:
         names = catalogue.select(plain["benchmarks"])
@@ -130,13 +134,6 @@ def _runs(config: DictConfig, plain: dict[str, Any]) -> list[BenchmarkRun]:
 
 
 def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Callable[[Benchmark], PrepareSettings]]:
-    from omegaconf import OmegaConf
-
-    from eval.run.prepare import PrepareSettings
-    from eval.run.records import model_identity
-    from eval.run.runner import RunOptions
-    from rollout.callback import resolve_sampling
-    from rollout.model_folder import model_folder
 
     model = _model(plain["model_path"])
     OmegaConf.update(config, "model_path", str(model))
@@ -190,8 +187,6 @@ def _given(plain: dict[str, Any], section: str) -> dict[str, float]:
 
 def _model(path: str) -> Path:
     """The model's folder; a training run's checkpoint, the newest unless one is named, is exported first."""
-    from lightning_modules.launch.runs import export_run
-    from lightning_modules.state.run_folder import CHECKPOINT_DIR
 
     folder = Path(path)
     if folder.parent.name == CHECKPOINT_DIR and folder.name.startswith("step_"):
@@ -210,8 +205,6 @@ def _name(model: Path) -> str:
 
 def print_list(data_root: str | None) -> int:
     """Print the benchmarks: questions, headline metric, and whether their files are on this disk."""
-    from eval.benchmarks import catalogue
-    from eval.benchmarks.loading import file_status
 
     rows = [("benchmark", "split", "questions", "metric", "data")]
     for name in catalogue.names():

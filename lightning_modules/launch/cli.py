@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datamodules.common.places import add_config_dirs
-from lightning_modules.launch import training
 from lightning_modules.launch.config import ConfigError, compose, expand_sweep, require_values, split_flags
+from lightning_modules.launch.console import configure_logging, export_rank_environment, is_rank_zero, next_steps
 from lightning_modules.launch.identity import default_run_dir
 from lightning_modules.launch.plan import RunPlan, lock_run, plan_run
 from lightning_modules.launch.processes import (
@@ -27,7 +27,7 @@ from lightning_modules.launch.processes import (
     run_pipeline,
 )
 from lightning_modules.launch.ranks import PLAN_ENV, inherited_plan, plan_to_json, share_plan
-from lightning_modules.state.run_folder import read_status
+from lightning_modules.state.run_folder import read_status, write_status
 from lightning_modules.state.stop_flag import remember_interrupt
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent()
     # Threads that spin at barriers starve the loader's and the engine's processes on a machine with few cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    training.export_rank_environment()
-    training.configure_logging()
+    export_rank_environment()
+    configure_logging()
     add_config_dirs(())
     flags, overrides = split_flags(sys.argv[1:] if arguments is None else arguments)
     unknown = flags - {"-m", "--multirun", "--cfg", "-h", "--help"}
@@ -106,7 +106,9 @@ def own_folders(combinations: list[list[str]]) -> list[list[str]]:
 
 
 def _run(config: DictConfig, overrides: list[str]) -> int:
+    # These load torch and Lightning, which help and mistakes in the command line do not wait for.
     from lightning_modules.launch.preflight import check, print_plan
+    from lightning_modules.launch.training import prepare_run_folder
 
     if config.preflight == "only":
         return print_plan(config)
@@ -115,7 +117,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
     stages = parse_stages(config.stages) if config.stages and alone else []
     plan = _decide(config)
     config.run_dir = str(plan.run_dir)
-    first = training.is_rank_zero() and PLAN_ENV not in os.environ
+    first = is_rank_zero() and PLAN_ENV not in os.environ
     if config.preflight != "off" and first:
         check(config)
     if stages:
@@ -127,7 +129,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
         return 0
     if first:
         lock_run(plan.run_dir)
-        training.prepare_run_folder(config, plan)
+        prepare_run_folder(config, plan)
         log.info("%s", plan.note)
     if int(config.trainer.devices) > 1 and not in_launched_rank():
         return _finish(plan, _launch_ranks(config, plan, overrides))
@@ -137,7 +139,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
 def _restore_export(config: DictConfig, plan: RunPlan) -> None:
     """Write the model a complete run was to leave behind, if somebody deleted it since."""
     target = config.module.get("export_to")
-    if target and not (Path(target) / "config.json").is_file() and training.is_rank_zero():
+    if target and not (Path(target) / "config.json").is_file() and is_rank_zero():
         from lightning_modules.launch.runs import export_run
 
         export_run(plan.checkpoint.parents[1], plan.start_step, target=Path(target))
@@ -150,7 +152,7 @@ def _decide(config: DictConfig) -> RunPlan:
         return inherited
     if not in_launched_rank():
         return plan_run(config)
-    return share_plan(plan_run(config) if training.is_rank_zero() else None)
+    return share_plan(plan_run(config) if is_rank_zero() else None)
 
 
 def _launch_ranks(config: DictConfig, plan: RunPlan, overrides: list[str]) -> int:
@@ -161,27 +163,29 @@ def _launch_ranks(config: DictConfig, plan: RunPlan, overrides: list[str]) -> in
 
 
 def _train(config: DictConfig, plan: RunPlan) -> int:
-    training.configure_logging(plan.run_dir)
+    from lightning_modules.launch.training import run_training
+
+    configure_logging(plan.run_dir)
     if threading.current_thread() is threading.main_thread():
         remember_interrupt()
     try:
-        code = training.run_training(config, plan)
+        code = run_training(config, plan)
     except KeyboardInterrupt:
         log.info("stopped before the first step boundary; nothing new to save")
         return INTERRUPTED
     except ConfigError as error:
-        training.write_failure(plan, error)
+        write_status(plan.run_dir, "failed", error=f"{type(error).__name__}: {error}")
         raise
     except Exception as error:
         # The trust boundary of a whole run: record the reason in the run folder, then let the traceback be seen.
-        training.write_failure(plan, error)
+        write_status(plan.run_dir, "failed", error=f"{type(error).__name__}: {error}")
         raise
     return code if in_launched_rank() else _finish(plan, code)
 
 
 def _finish(plan: RunPlan, code: int) -> int:
     if not in_stage():
-        log.info("%s", training.next_steps(plan.run_dir, read_status(plan.run_dir)))
+        log.info("%s", next_steps(plan.run_dir, read_status(plan.run_dir)))
     return code
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from datamodules.common.places import add_config_dirs
 from lightning_modules.launch.config import ConfigError, compose, nearest, split_flags, use_config_dirs
+from lightning_modules.launch.console import configure_logging
 from lightning_modules.launch.processes import INTERRUPTED, die_with_parent, in_stage
-from lightning_modules.launch.training import configure_logging
 
 log = logging.getLogger("evaluate")
 

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from datamodules.common.files import write_json
+from eval.heldout import complete, evaluate_batches, summarise
 from lightning_modules.launch.config import ConfigError, build, build_data
 from lightning_modules.launch.runs import export_run, load_run_config
+from lightning_modules.launch.training import set_threads
+from rollout.callback import resolve_sampling
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from datamodules.types import Sample
     from eval.heldout import EvalRecord
     from rollout.types import Engine, SamplingSpec
@@ -39,10 +42,6 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     Raises:
         ConfigError: no run folder, no checkpoint, or no held-out split.
     """
-    from omegaconf import OmegaConf
-
-    from eval.heldout import complete, evaluate_batches, summarise
-    from lightning_modules.launch.training import set_threads
 
     config = load_run_config(run_dir)
     if not config.data.get("val_files"):
@@ -84,7 +83,6 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
 
 def _greedy_engine(config: DictConfig, model: Path) -> tuple[Engine, SamplingSpec]:
     """The run's engine on one device with the exported weights, and its sampling made greedy."""
-    from rollout.callback import resolve_sampling
 
     asked = build(config.rollout.sampling)
     greedy = dataclasses.replace(asked, n=1, temperature=0.0, top_p=1.0, top_k=-1)

@@ -13,8 +13,15 @@ def visual_tokens(pixels: int, frames: int, factor: int, temporal_patch: int) ->
     return -(-frames // temporal_patch) * (pixels // factor**2)
 
 
-def memory_plan(plain: dict[str, Any], world: int) -> list[str]:
-    """Lines of the plan about tokens, micro-batches and memory; needs `model.size` for the latter."""
+def memory_plan(plain: dict[str, Any], world: int, sharded: bool, keeps_groups: bool) -> list[str]:
+    """Lines of the plan about tokens, micro-batches and memory; needs `model.size` for the latter.
+
+    Args:
+        plain: the run's settings.
+        world: ranks.
+        sharded: whether the strategy spreads the model over the ranks.
+        keeps_groups: whether the layout computes the prompt of a group once.
+    """
     data, module, sampling = plain["data"], plain["module"], (plain.get("rollout") or {}).get("sampling") or {}
     size = plain["model"].get("size") or {}
     factor, temporal = int(size.get("pixel_factor", 32)), int(size.get("temporal_patch", 2))
@@ -39,24 +46,22 @@ def memory_plan(plain: dict[str, Any], world: int) -> list[str]:
     if budget:
         most = -(-prompts * group // budget)
         lines.append(f"  micro-batches: budget {budget:,} tokens each, at most {most} per rank and step")
-        if "shared_prefix" in str((module.get("layout") or {}).get("_target_", "")) and group > budget:
+        if keeps_groups and group > budget:
             lines.append(
                 "  micro-batches: the longest group is split and repeats its prompt; "
                 f"module.micro_batch_tokens={group} would hold it whole"
             )
     if not size.get("parameters"):
         return [*lines, "  memory: the model's size is not in its config (model.size), no estimate"]
-    return lines + _memory_lines(plain, world, size, max(budget, prompt + response))
+    return lines + _memory_lines(plain, world if sharded else 1, size, max(budget, prompt + response))
 
 
-def _memory_lines(plain: dict[str, Any], world: int, size: dict[str, Any], micro_batch_tokens: int) -> list[str]:
+def _memory_lines(plain: dict[str, Any], shards: int, size: dict[str, Any], micro_batch_tokens: int) -> list[str]:
     parameters = float(size["parameters"])
     layers, hidden, mlp = int(size["layers"]), int(size["hidden"]), int(size["intermediate"])
     compute = BYTES[plain["strategy"].get("param_dtype") or "float32"]
-    sharded = "fsdp" in plain["strategy"]["_target_"]
-    shards = world if sharded else 1
     states = parameters * 16 / shards  # float32 parameters, gradients, two Adam moments
-    gathered = parameters / layers * compute * 2 if sharded else 0.0  # the layer in use and the prefetched one
+    gathered = parameters / layers * compute * 2 if shards > 1 else 0.0  # the layer in use and the prefetched one
     checkpoints = micro_batch_tokens * hidden * layers * compute
     one_layer = micro_batch_tokens * (hidden * 12 + mlp * 3) * compute
     # Without checkpointing every layer keeps what its backward reads.

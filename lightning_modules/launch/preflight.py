@@ -12,15 +12,21 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from huggingface_hub import try_to_load_from_cache
+from hydra.utils import get_class, get_object
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_modules.launch.config import ConfigError, build, refuse, to_plain
 from lightning_modules.launch.memory import memory_plan
 from lightning_modules.launch.plan import plan_run
+from lightning_modules.layouts.base import Layout
+from lightning_modules.modules.sft import SFTLightningModule
+from lightning_modules.strategies.base import PolicyStrategy
+from rollout.callback import ColocatedEngineCallback
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from lightning_modules.algorithms.base import Algorithm
     from lightning_modules.modules.rl import GRPOLightningModule
     from rollout.types import SamplingSpec
@@ -48,7 +54,7 @@ def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
     if rollout_batch % world:
         problems.append(
             f"data.rollout_batch_size={rollout_batch} does not divide among {world} ranks; "
-            f"use {_nearest_multiple(rollout_batch, world)}"
+            f"use {max(world, round(rollout_batch / world) * world)}"
         )
     update_batch = module.get("update_batch_size")
     if update_batch and rollout_batch % int(update_batch):
@@ -63,7 +69,7 @@ def arithmetic_problems(plain: dict[str, Any]) -> list[str]:
         problems.append(
             f"rollout.engine.tensor_parallel_size={tensor_parallel} does not divide the {world} ranks of the run"
         )
-    if "single" in plain["strategy"]["_target_"] and world > 1:
+    if strategy_class(plain).one_device and world > 1:
         problems.append(f"strategy=single uses one device, but the run has {world} ranks; use strategy=fsdp or ddp")
     return problems
 
@@ -126,7 +132,6 @@ def _offline_problems(plain: dict[str, Any], sampling: SamplingSpec) -> list[str
 
 def _answer_problems(module: GRPOLightningModule) -> list[str]:
     """An algorithm that compares rewards where every target is right."""
-    from lightning_modules.modules.sft import SFTLightningModule
 
     if not isinstance(module, SFTLightningModule) or not module.algorithm.reads_rewards:
         return []
@@ -150,7 +155,6 @@ def _filling_problems(algorithm: Algorithm, plain: dict[str, Any]) -> list[str]:
 
 def layout_problems(plain: dict[str, Any]) -> list[str]:
     """A layout or family that does not exist, or a layout that is not exact for the family; loads nothing."""
-    from hydra.utils import get_class
 
     found = {}
     for key in ("model.family", "module.layout"):
@@ -171,11 +175,14 @@ def layout_problems(plain: dict[str, Any]) -> list[str]:
 
 def _generates(plain: dict[str, Any]) -> bool:
     """Whether the run draws responses from an engine."""
-    return any((c or {}).get("_target_", "").endswith("ColocatedEngineCallback") for c in _callbacks(plain))
+    callbacks = [callback for callback in (plain.get("callbacks") or {}).values() if callback]
+    return any(issubclass(get_class(callback["_target_"]), ColocatedEngineCallback) for callback in callbacks)
 
 
-def _nearest_multiple(value: int, factor: int) -> int:
-    return max(factor, round(value / factor) * factor)
+def strategy_class(plain: dict[str, Any]) -> type[PolicyStrategy]:
+    """Class of the strategy; where `_target_` is a function, what it says that it returns."""
+    made = get_object(plain["strategy"]["_target_"])
+    return made if isinstance(made, type) else get_type_hints(made)["return"]
 
 
 def _get(plain: dict[str, Any], dotted: str, default: Any = None) -> Any:
@@ -214,14 +221,10 @@ def machine_problems(plain: dict[str, Any]) -> list[str]:
         problems.append(
             f"trainer.devices={devices}, but this machine has {cpu_count()} cores; use {cpu_count()} or fewer"
         )
-    engine = str(_get(plain, "rollout.engine._target_", ""))
-    if _generates(plain) and "vllm" in engine.lower() and importlib.util.find_spec("vllm") is None:
+    needs_vllm = _generates(plain) and getattr(get_class(plain["rollout"]["engine"]["_target_"]), "needs_vllm", False)
+    if needs_vllm and importlib.util.find_spec("vllm") is None:
         problems.append("vLLM is not installed: pip install -e '.[gpu]' (or '.[cpu]'), or use rollout=hf")
     return problems
-
-
-def _callbacks(plain: dict[str, Any]) -> list[dict[str, Any] | None]:
-    return list((plain.get("callbacks") or {}).values())
 
 
 def path_problems(plain: dict[str, Any]) -> list[str]:
@@ -260,7 +263,6 @@ def model_problem(path: str) -> str | None:
         return None if (Path(path) / "config.json").is_file() else f"model.path={path} holds no config.json"
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
         return f"model.path={path} does not exist"
-    from huggingface_hub import try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(path, "config.json"), str):
         return None
@@ -271,7 +273,6 @@ def model_problem(path: str) -> str | None:
 
 def print_plan(config: DictConfig) -> int:
     """Log the plan of the run; 0 when everything it needs is here, 1 when something is missing, 2 when it is wrong."""
-    from omegaconf import OmegaConf
 
     unset = sorted(OmegaConf.missing_keys(config))
     for key in unset:
@@ -283,19 +284,14 @@ def print_plan(config: DictConfig) -> int:
     wrong = [*arithmetic_problems(plain), *method_problems(plain)]
     missing = [f"{key} is not set" for key in unset] + machine_problems(plain) + path_problems(plain)
     model = str(plain["model"]["path"])
-    if not Path(model).is_dir() and model_problem(model) is None and not _cached(model):
+    cached = isinstance(try_to_load_from_cache(model, "config.json"), str) if model.count("/") == 1 else False
+    if not Path(model).is_dir() and model_problem(model) is None and not cached:
         missing.append(f"model {model} is not in the Hugging Face cache; it will be downloaded at the start")
     for title, items in (("does not fit together", wrong), ("missing on this machine", missing)):
         for item in items:
             log.info("  %s: %s", title, item)
     log.info("plan only, nothing was loaded: %s", "ready" if not wrong and not missing else "not ready")
     return 2 if wrong else 1 if missing else 0
-
-
-def _cached(model: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(model, "config.json"), str)
 
 
 def plan_lines(plain: dict[str, Any]) -> list[str]:
@@ -311,7 +307,7 @@ def plan_lines(plain: dict[str, Any]) -> list[str]:
     lines = [
         f"plan of {plain['name']}: model {plain['model']['path']}, {plain['max_steps']} steps, seed {plain['seed']}",
         f"  ranks: {world} = {trainer['num_nodes']} nodes x {trainer['devices']} ({trainer['accelerator']}), "
-        f"strategy {plain['strategy']['_target_'].split('.')[-2]}",
+        f"strategy {strategy_class(plain).title}",
         f"  prompts: {prompts} per step, {prompts // world} per rank; rollouts: n={n}, {prompts * n} per step, "
         f"{prompts // world * n} per rank",
         f"  updates: {prompts // update} per step of {update} prompts"
@@ -319,4 +315,5 @@ def plan_lines(plain: dict[str, Any]) -> list[str]:
         f"  engine: {world // tensor_parallel} groups of tensor-parallel size {tensor_parallel}; "
         + ", ".join(f"{k}={v}" for k, v in sorted(engine.items()) if not isinstance(v, dict) and not k.startswith("_")),
     ]
-    return lines + memory_plan(plain, world)
+    layout: type[Layout] = get_class(module["layout"]["_target_"])
+    return lines + memory_plan(plain, world, strategy_class(plain).shards_policy, layout.keeps_groups)

@@ -15,6 +15,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from datamodules.lengths import histogram, prompt_lengths
+from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
+from datamodules.video.maintenance import clear_stale
 from lightning_modules.launch.config import ConfigError, build_data, compose
 
 OWN = ("workers", "launcher", "address", "dry_run", "retry_quarantined", "list_quarantined")
@@ -77,9 +80,6 @@ def split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
 
 def preprocess(module: object, own: Options) -> int:
     """Plan, say what will happen, and do it."""
-    from datamodules.lengths import histogram, prompt_lengths
-    from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
-    from datamodules.video.maintenance import clear_stale
 
     cache = module.cache
     if cache.folder is None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_modules.launch.config import RETIRED_KEYS, ConfigError, use_config_dirs
+from lightning_modules.state.checkpoint import load_model_weights
+from lightning_modules.state.export import export_policy
 from lightning_modules.state.run_folder import checkpoint_steps
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from lightning_modules.strategies.materialise import load_whole
 
 log = logging.getLogger("train")
 
@@ -21,7 +24,6 @@ def load_run_config(run_dir: Path) -> DictConfig:
     Raises:
         ConfigError: the folder is not a run folder.
     """
-    from omegaconf import OmegaConf
 
     path = run_dir / "config.yaml"
     if not path.is_file():
@@ -55,12 +57,6 @@ def export_run(run_dir: Path, step: int | None = None, dtype: str | None = None,
     target = target or run_dir / "export" / f"step_{step:08d}"
     if (target / "config.json").is_file():
         return target
-    import torch
-    from hydra.utils import instantiate
-
-    from lightning_modules.state.checkpoint import load_model_weights
-    from lightning_modules.state.export import export_policy
-    from lightning_modules.strategies.materialise import load_whole
 
     config = load_run_config(run_dir)
     family = instantiate(config.model.family, _convert_="all")

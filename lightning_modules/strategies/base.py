@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 class PolicyStrategy:
     """Mixin of the project's strategies. The default is one process that holds the whole model."""
 
+    title = "user's own"
+    """What the plan of a run calls it."""
+    one_device = False
+    """Whether it cannot use more than one device."""
     shards_policy = False
     """Whether `build_policy` spreads a model over ranks, which then also manages where its shards live."""
 

@@ -21,6 +21,8 @@ class ReplicatedStrategy(PolicyStrategy, DDPStrategy):
     its number of backward passes is known only after the rollout.
     """
 
+    title = "ddp"
+
     def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
         return model
 

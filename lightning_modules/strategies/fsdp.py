@@ -26,6 +26,7 @@ class ShardedStrategy(PolicyStrategy, ModelParallelStrategy):
         cpu_offload: keep parameters and optimizer states in host memory between uses.
     """
 
+    title = "fsdp"
     shards_policy = True
 
     def __init__(

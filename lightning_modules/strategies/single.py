@@ -10,6 +10,9 @@ from lightning_modules.strategies.base import PolicyStrategy
 class SingleStrategy(PolicyStrategy, SingleDeviceStrategy):
     """Lightning's single-device strategy."""
 
+    title = "single"
+    one_device = True
+
 
 def build(accelerator: str, devices: int, num_nodes: int) -> SingleStrategy:
     """Create the strategy.

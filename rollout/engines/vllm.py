@@ -60,6 +60,9 @@ class VLLMEngine:
         extra_options: more arguments of `vllm.LLM`, as they are (they win over those above).
     """
 
+    needs_vllm = True
+    """Whether the engine needs vLLM to be installed."""
+
     def __init__(
         self,
         model_path: str | Path,
