@@ -139,7 +139,7 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
 def _restore_export(config: DictConfig, plan: RunPlan) -> None:
     """Write the model a complete run was to leave behind, if somebody deleted it since."""
     target = config.module.get("export_to")
-    if target and not (Path(target) / "config.json").is_file() and is_rank_zero():
+    if target and plan.checkpoint and not (Path(target) / "config.json").is_file() and is_rank_zero():
         from lightning_modules.launch.runs import export_run
 
         export_run(plan.checkpoint.parents[1], plan.start_step, target=Path(target))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.places import CONF_DIR, add_config_dirs, config_dirs, group_names, option_files
@@ -202,9 +202,9 @@ def flat_keys(config: DictConfig, prefix: str = "") -> list[str]:
 
     keys: list[str] = []
     for key in config:
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key!s}"
         keys.append(name)
-        node = config._get_node(key)
+        node: Any = config._get_node(key)
         if OmegaConf.is_dict(node) and not node._is_none() and not node._is_interpolation():
             keys.extend(flat_keys(node, f"{name}."))
     return keys
@@ -235,7 +235,7 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     return dict(plain)  # type: ignore[arg-type]
 
 
-def build(config: DictConfig, **arguments: Any) -> Any:
+def build(config: DictConfig | Mapping[str, Any], **arguments: Any) -> Any:
     """Instantiate the component that `_target_` names, with plain containers.
 
     Raises:

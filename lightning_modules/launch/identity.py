@@ -74,7 +74,7 @@ def _leaves(config: DictConfig, prefix: str) -> Iterator[tuple[str, Any]]:
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
     for name, value in raw.items():
-        key = f"{prefix}{name}"
+        key = f"{prefix}{name!s}"
         if isinstance(value, Mapping) and value:
             yield from _leaves(config[name], f"{key}.")
         elif isinstance(value, str) and value.startswith("${") and value.find("}") == len(value) - 1:

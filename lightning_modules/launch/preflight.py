@@ -156,7 +156,7 @@ def _filling_problems(algorithm: Algorithm, plain: dict[str, Any]) -> list[str]:
 def layout_problems(plain: dict[str, Any]) -> list[str]:
     """A layout or family that does not exist, or a layout that is not exact for the family; loads nothing."""
 
-    found = {}
+    found: dict[str, Any] = {}
     for key in ("model.family", "module.layout"):
         target = _get(plain, f"{key}._target_")
         if target is None:

@@ -14,10 +14,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from datamodules.lengths import histogram, prompt_lengths
 from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
 from datamodules.video.maintenance import clear_stale
+from datamodules.video.quarantine import Quarantine
+from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.launch.config import ConfigError, build_data, compose
 
 OWN = ("workers", "launcher", "address", "dry_run", "retry_quarantined", "list_quarantined")
@@ -55,7 +58,7 @@ def split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     Raises:
         ValueError: an option has a value that it cannot have.
     """
-    own: dict[str, object] = {}
+    own: dict[str, Any] = {}
     overrides = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -78,14 +81,14 @@ def split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     return Options(**own), overrides
 
 
-def preprocess(module: object, own: Options) -> int:
+def preprocess(module: VideoRLDataModule, own: Options) -> int:
     """Plan, say what will happen, and do it."""
 
     cache = module.cache
-    if cache.folder is None:
+    if cache.folder is None or cache.quarantine is None:
         raise ValueError("data.cache_dir is not set (or data.source_mode=decode): there is nowhere to store clips")
     if own.list_quarantined:
-        return list_quarantined(cache)
+        return list_quarantined(cache.quarantine)
     module.setup()
     samples = [*module.train_samples, *module.val_samples]
     if own.retry_quarantined:
@@ -114,17 +117,17 @@ def preprocess(module: object, own: Options) -> int:
     else:
         results = run_local(work.jobs, cache, own.workers or len(os.sched_getaffinity(0)), timeout)
     began = time.monotonic()
-    stored, size, failures = record(work, results, cache, print)
-    print(f"stored {stored} clips, {size / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")
+    stored, num_bytes, failures = record(work, results, cache, print)
+    print(f"stored {stored} clips, {num_bytes / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")
     if failures:
         print(f"{len(failures)} samples have videos that cannot be used, see {cache.folder / 'failures.jsonl'}")
     return 0
 
 
-def list_quarantined(cache: object) -> int:
+def list_quarantined(quarantine: Quarantine) -> int:
     """Print the media that are skipped, and why."""
-    entries = cache.quarantine.entries()
-    print(f"{len(entries)} quarantined videos in {cache.quarantine.path}")
+    entries = quarantine.entries()
+    print(f"{len(entries)} quarantined videos in {quarantine.path}")
     for entry in entries:
         print(f"{entry['name']}: {entry['reason']}")
     return 0

@@ -29,6 +29,7 @@ def load_run_config(run_dir: Path) -> DictConfig:
     if not path.is_file():
         raise ConfigError(f"{run_dir} is not a run folder: it holds no config.yaml")
     config = OmegaConf.load(path)
+    assert isinstance(config, DictConfig)  # as training wrote it
     use_config_dirs(config.get("config_dir") or ())
     for parent, _, key in (name.rpartition(".") for name in RETIRED_KEYS):  # of a run of an earlier version
         if OmegaConf.is_dict(node := OmegaConf.select(config, parent)):

@@ -42,7 +42,7 @@ def build_loggers(settings: dict[str, Any], run_dir: Path, start_step: int) -> l
     """TensorBoard and CSV loggers of the run folder, continued at `start_step`."""
     loggers: list[Any] = []
     if settings.get("tensorboard", True):
-        options = {"purge_step": start_step + 1} if start_step else {}
+        options: dict[str, Any] = {"purge_step": start_step + 1} if start_step else {}
         loggers.append(TensorBoardLogger(save_dir=run_dir, name="", version="tensorboard", **options))
     if settings.get("csv", True):
         loggers.append(AppendingCSVLogger(run_dir, start_step))
