@@ -12,7 +12,7 @@ from typing import Any
 from conftest import ROOT
 
 
-def run_ranks(worker: str, tmp_path: Path, nproc: int = 2, timeout_s: float = 240, **arguments: Any) -> dict[str, Any]:
+def run_ranks(worker: str, tmp_path: Path, nproc: int = 2, timeout_s: float = 900, **arguments: Any) -> dict[str, Any]:
     """Start `tests/workers/<worker>.py` under torchrun; it writes JSON to `arguments["out"]` on rank 0.
 
     Fails with the workers' output when a rank fails or the time is over.

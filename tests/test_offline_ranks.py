@@ -15,7 +15,7 @@ from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 
 def test_two_ranks_equal_one(tiny_model_dir, tmp_path):
     path = str(tiny_model_dir)
-    two = run_ranks("offline_ranks", tmp_path, timeout_s=180, model=path, folder=str(tmp_path))
+    two = run_ranks("offline_ranks", tmp_path, timeout_s=900, model=path, folder=str(tmp_path))
     family = Qwen3VLFamily().open(path)
     processor = load_processor(tiny_model_dir)
     policy = PolicyModel(family.load(path, torch.float32), family)

@@ -58,7 +58,7 @@ def two_ranks(tiny_model_dir, tmp_path_factory):
     results = run_ranks(
         "policy_ranks",
         tmp,
-        timeout_s=180,
+        timeout_s=900,
         model=str(tiny_model_dir),
         family="lightning_modules.families.qwen3_vl.Qwen3VLFamily",
         cases=[*PAIRS, *SAME, *OTHER],
@@ -195,7 +195,7 @@ def test_every_family_runs_all_pairs_on_two_ranks(name, tmp_path):
     results = run_ranks(
         "policy_ranks",
         tmp_path,
-        timeout_s=300,
+        timeout_s=900,
         model=str(model),
         family=FAMILIES[name],
         cases=cases,

@@ -50,7 +50,7 @@ def two_ranks(tiny_model_dir, tmp_path_factory):
         env=os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 from train_helpers import SIGINT, SIGKILL, SIGTERM, assert_same_run, rows, run, start, stop, wait_for_step
@@ -79,26 +80,46 @@ def test_killed_then_continued_loses_only_the_steps_since_the_last_checkpoint(ti
     assert_same_run(straight, tmp_path / "run")
 
 
-def test_two_sharded_ranks_stop_and_continue_and_hand_over_to_one(tiny_assets, straight, tmp_path):
-    two = ("strategy=fsdp", "trainer.devices=2")
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run(*arguments(tiny_assets, whole, *two))
-    process = start(tmp_path / "log", *arguments(tiny_assets, parts, *two))
-    wait_for_step(process, parts, 2, tmp_path / "log")
+SHARDED = ("strategy=fsdp", "trainer.devices=2")
+
+
+@pytest.fixture(scope="module")
+def sharded(tiny_assets, tmp_path_factory):
+    """A run of two sharded ranks that was never stopped."""
+    run_dir = tmp_path_factory.mktemp("sharded") / "run"
+    run(*arguments(tiny_assets, run_dir, *SHARDED))
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def continued(tiny_assets, tmp_path_factory):
+    """A run of two sharded ranks that was asked to stop, and continued to its end."""
+    folder = tmp_path_factory.mktemp("continued")
+    command = arguments(tiny_assets, folder / "run", *SHARDED)
+    process = start(folder / "log", *command)
+    wait_for_step(process, folder / "run", 2, folder / "log")
     assert stop(process, SIGINT) == 130
-    run(*arguments(tiny_assets, parts, *two))
-    assert_same_run(whole, parts)
-    # The first step's rollouts do not depend on the number of ranks.
-    first, alone = rows(whole)[1], rows(straight)[1]
+    run(*command)
+    return folder / "run"
+
+
+def test_two_sharded_ranks_stop_and_continue(sharded, continued):
+    assert_same_run(sharded, continued)
+
+
+def test_the_first_step_does_not_depend_on_the_number_of_ranks(straight, sharded):
+    first, alone = rows(sharded)[1], rows(straight)[1]
     for name in ("reward/total", "rollout/response_tokens_count"):
         assert float(first[name]) == pytest.approx(float(alone[name]), abs=1e-6)
     assert float(first["losses/policy"]) == pytest.approx(float(alone["losses/policy"]), abs=1e-5)
     assert float(first["train/grad_norm"]) == pytest.approx(float(alone["train/grad_norm"]), rel=1e-4)
-    # The sharded checkpoint continues in one process.
-    output = run(*arguments(tiny_assets, parts, f"max_steps={STEPS + 1}"))
+
+
+def test_a_sharded_checkpoint_continues_in_one_process_and_that_ones_in_two(tiny_assets, sharded, tmp_path):
+    shutil.copytree(sharded, tmp_path / "run")
+    output = run(*arguments(tiny_assets, tmp_path / "run", f"max_steps={STEPS + 1}"))
     assert f"after step {STEPS}" in output
-    assert max(rows(parts)) == STEPS + 1
-    # And the whole one of that process continues in two.
-    output = run(*arguments(tiny_assets, parts, *two, f"max_steps={STEPS + 2}"))
+    assert max(rows(tmp_path / "run")) == STEPS + 1
+    output = run(*arguments(tiny_assets, tmp_path / "run", *SHARDED, f"max_steps={STEPS + 2}"))
     assert f"after step {STEPS + 1}" in output
-    assert max(rows(parts)) == STEPS + 2
+    assert max(rows(tmp_path / "run")) == STEPS + 2

@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    *overrides: str, script: str = "train.py", timeout_s: float = 240, check: int | None = 0, torchrun: int = 0
+    *overrides: str, script: str = "train.py", timeout_s: float = 900, check: int | None = 0, torchrun: int = 0
 ) -> str:
     """Run to the end; returns the output. `check` is the exit code expected (None = any).
 
@@ -65,7 +65,7 @@ def start(log: Path, *overrides: str) -> subprocess.Popen:
     )
 
 
-def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int, log: Path, timeout_s: float = 300) -> None:
+def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int, log: Path, timeout_s: float = 900) -> None:
     """Block until the run has logged `step`."""
     until(
         lambda: max(steps(run_dir), default=0) >= step or process.poll() is not None,
