@@ -120,6 +120,7 @@ def test_the_answer_names_the_key_the_value_and_what_is_wanted(override, message
         "run_name=7",
         "data.train_files=x.json",
         "callbacks.evaluation=null",
+        "model.size=null",  # a model of one's own may say nothing about its size
     ],
 )
 def test_what_fits_is_taken(override):
@@ -130,6 +131,7 @@ def test_what_fits_is_taken(override):
     ("overrides", "message"),
     [
         (["frames.max_frames=many"], "frames.max_frames=many: a whole number, a number or null is expected"),
+        (["frames=many"], "frames=many: a mapping or null is expected"),
         (["limit=few"], "limit=few: a whole number or null is expected"),
         (["+prepare.process=2"], "unknown config key 'prepare.process'; did you mean prepare.processes"),
         (["+driver.replica=2"], "unknown config key 'driver.replica'; did you mean driver.replicas"),

@@ -140,7 +140,8 @@ def problems(config_name: str, config: DictConfig) -> list[Problem]:
 
 def _walk(node: DictConfig, prefix: str, table: Mapping[str, Any], text: str) -> Iterator[Problem]:
     """Problems of the keys below `node`, whose own key with a dot behind it is `prefix`."""
-    takes = {key.removeprefix(prefix).partition(".")[0]: table[key] for key in table if key.startswith(prefix)}
+    names = {key.removeprefix(prefix).partition(".")[0] for key in table if key.startswith(prefix)}
+    takes = {name: table.get(f"{prefix}{name}", Mapping[str, Any] | None) for name in names}
     more = not takes or "*" in takes
     if isinstance(target := node.get("_target_"), str):
         takes, more = keywords(loaded) if (loaded := _load(target)) is not None else ({}, True)
