@@ -24,7 +24,7 @@ def load_image(path: str | Path, spec: ImageSpec) -> PreparedImage:
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
-    from datamodules.video.frames import share
+    from datamodules.common.frames import share
 
     try:
         with Image.open(path) as opened:

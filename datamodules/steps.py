@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from datamodules.common.processes import die_with_parent
 from datamodules.sampling import EpochOrder, positions
 from datamodules.types import Sample, StepBatch
 
@@ -176,8 +177,6 @@ def prompt_cost(tokens: int) -> float:
 
 
 def _end_with(parent: int, worker_id: int) -> None:
-    from datamodules.video.decode_worker import die_with_parent
-
     die_with_parent(parent)
 
 

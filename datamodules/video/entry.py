@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.files import write_whole
+from datamodules.common.frames import SharedFrames, map_file, share
 from datamodules.video.codecs import decode_chunks, encode_chunks, get_codec
-from datamodules.video.frames import SharedFrames, map_file, share
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SharedFrames(np.ndarray):
@@ -42,5 +46,5 @@ def share(frames: np.ndarray) -> SharedFrames:
     return frames.view(SharedFrames)
 
 
-def _from_tensor(tensor: object) -> SharedFrames:
-    return tensor.numpy().view(SharedFrames)
+def _from_tensor(tensor: torch.Tensor) -> SharedFrames:
+    return share(tensor.numpy())
