@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from datamodules.common.frames import share
 from datamodules.errors import MediaError
 from datamodules.types import PreparedImage
-from datamodules.video.frames import share
 
 if TYPE_CHECKING:
     from datamodules.video.spec import ImageSpec

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import pickle
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.files import write_lines
+from datamodules.common.places import ROOT
+from datamodules.common.worker_handle import Reply
+from datamodules.common.workers import WorkerPool
 from datamodules.errors import MediaError
 from datamodules.types import MediaRef
 from datamodules.video.artifacts import SUFFIX as ARTIFACT_SUFFIX
-from datamodules.video.cache import content_identity
-from datamodules.video.service import ROOT, DecodeService
+from datamodules.video.cache import VideoCache, content_identity, decode_here
+from datamodules.video.service import ATTEMPTS, Refused, build_decoder, outcome, refusing
+from datamodules.video.spec import VideoSpec
 
 if TYPE_CHECKING:
     from datamodules.prepare import SamplePreparer
     from datamodules.types import Sample
-    from datamodules.video.cache import VideoCache
-    from datamodules.video.spec import VideoSpec
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class Work:
     jobs: list[Job] = field(default_factory=list)
     num_cached: int = 0
     """Clips that are already there."""
+    cached_bytes: int = 0
+    """Their size."""
     failures: list[Failure] = field(default_factory=list)
     """Clips that cannot be read at all."""
     num_references: int = 0
@@ -101,11 +107,10 @@ def plan_work(samples: Iterable[Sample], preparer: SamplePreparer) -> Work:
         try:
             if cache.has(ref, spec):
                 work.num_cached += 1
+                work.cached_bytes += path.stat().st_size
                 continue
             source = cache.source(ref)
-            reason = cache.quarantine.reason(cache.quarantine_name(ref), content_identity(source))
-            if reason is not None:
-                raise MediaError(ref.path, f"quarantined: {reason}")
+            cache.check_quarantine(ref, content_identity(source))
             plan = cache.plan(ref, spec)
         except MediaError as error:
             work.failures += [Failure(uid, ref.path, error.reason) for uid in users[path]]
@@ -115,57 +120,79 @@ def plan_work(samples: Iterable[Sample], preparer: SamplePreparer) -> Work:
     return work
 
 
-def check_space(folder: Path, needed: int) -> int:
-    """Free bytes of the disk that holds `folder`.
+def check_space(cache: VideoCache, needed: int, kept: int = 0) -> int:
+    """Bytes that may be written: the disk's free space, or less where the cache has a limit.
+
+    Args:
+        cache: where to.
+        needed: bytes of what will be stored.
+        kept: bytes of what is there and must stay.
 
     Raises:
-        ValueError: less is free than needed.
+        ValueError: less than `needed`.
     """
-    place = folder
+    place = cache.root
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise ValueError(f"about {needed / 1e9:.1f} GB are needed in {folder}, {free / 1e9:.1f} GB are free")
-    return free
+        raise ValueError(f"about {_size(needed)} are needed in {cache.root}, {_size(free)} are free")
+    if cache.max_bytes is None:
+        return free
+    if needed + kept > cache.max_bytes:
+        raise ValueError(
+            f"about {_size(needed + kept)} are needed in {cache.root}, data.cache_max_gb allows "
+            f"{_size(cache.max_bytes)}: the clips would push each other out. Raise it, or store smaller clips "
+            "(data.cache_codec, data.max_frames)"
+        )
+    return min(free, cache.max_bytes - kept)
 
 
-def store_request(job: Job, cache: VideoCache) -> dict[str, Any]:
-    """What a decode worker needs to know to do a job."""
-    root = None if cache.media_root is None else str(cache.media_root.absolute())
-    return {
-        "op": "store",
-        "folder": str(cache.folder.absolute()),
-        "media_root": root,
-        "codec": cache.codec,
-        "ref": asdict(job.ref),
-        "spec": asdict(job.spec),
-    }
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2g} MB"
+
+
+@dataclass(frozen=True)
+class Storing:
+    """Builds, in a process, the function that decodes a clip straight into `cache`; only its size travels back."""
+
+    cache: VideoCache
+
+    def __call__(self) -> Callable[[Job], int | Refused]:
+        """Import what decoding needs, before the first deadline starts."""
+        build_decoder()
+        return refusing(self._store)
+
+    def _store(self, job: Job) -> int:
+        frames, plan = decode_here(self.cache.source(job.ref), job.ref, job.spec)
+        try:
+            self.cache.put(job.ref, job.spec, frames, plan)
+        except OSError as error:
+            raise MediaError(job.ref.path, f"cannot be stored in the cache ({error})", permanent=False) from error
+        return self.cache.entry_path(job.ref, job.spec).stat().st_size
 
 
 def run_local(jobs: Sequence[Job], cache: VideoCache, workers: int, timeout_s: float) -> Iterator[Done]:
     """Do the jobs in `workers` decoder processes of this machine; yields in order of completion."""
-    service = DecodeService(timeout_s)
-
-    def work(job: Job) -> Done:
-        return _done(job, lambda: service.request(store_request(job, cache), job.ref.path)[0])
-
+    pool = WorkerPool(Storing(cache), max(1, workers), attempts=ATTEMPTS)
+    waiting: dict[Future[Reply], Job] = {}
     try:
-        with ThreadPoolExecutor(max(1, workers)) as pool:
-            yield from _bounded(jobs, lambda job: pool.submit(work, job), max(1, workers) * 2)
+        for job in jobs:
+            waiting[pool.submit(job, timeout_s)] = job
+            if len(waiting) >= 2 * pool.processes:
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    yield _done(waiting.pop(future), future)
+        for future in as_completed(waiting):
+            yield _done(waiting[future], future)
     finally:
-        service.close()
+        pool.close()
 
 
-def _bounded(jobs: Sequence[Job], submit: Callable[[Job], Future], limit: int) -> Iterator[Done]:
-    waiting: set[Future] = set()
-    for job in jobs:
-        waiting.add(submit(job))
-        if len(waiting) >= limit:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in finished)
-    for future in waiting:
-        yield future.result()
+def _done(job: Job, future: Future[Reply]) -> Done:
+    try:
+        return Done(job, outcome(future, job.ref.path))
+    except MediaError as error:
+        return Done(job, 0, error)
 
 
 def run_ray(
@@ -187,46 +214,27 @@ def run_ray(
     environment = {"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}}
     task = ray.remote(num_cpus=1, max_retries=2, runtime_env=environment)(_ray_store)
     limit = workers or max(1, int(ray.cluster_resources().get("CPU", 1))) * 2
-    waiting: dict[Any, Job] = {}
-
-    def finished() -> Iterator[Done]:
-        ready, _ = ray.wait(list(waiting), num_returns=1)
-        for reference in ready:
-            yield _ray_done(waiting.pop(reference), ray.get(reference))
-
+    build = pickle.dumps(Storing(cache))
+    waiting: list[Any] = []
     for job in jobs:
-        waiting[task.remote(store_request(job, cache), job.ref.path, timeout_s)] = job
+        waiting.append(task.remote(build, job, timeout_s))
         while len(waiting) >= limit:
-            yield from finished()
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            yield ray.get(ready)
     while waiting:
-        yield from finished()
+        (ready,), waiting = ray.wait(waiting, num_returns=1)
+        yield ray.get(ready)
 
 
-_ray_service: DecodeService | None = None
+def _ray_store(build: bytes, job: Job, timeout_s: float) -> Done:
+    """Runs in a Ray worker."""
+    return _done(job, _ray_pool(build).submit(job, timeout_s))
 
 
-def _ray_store(request: dict[str, Any], path: str, timeout_s: float) -> dict[str, Any]:
-    """Runs in a Ray worker; the decoder process is kept for the next job."""
-    global _ray_service
-    if _ray_service is None or _ray_service.timeout_s != timeout_s:
-        _ray_service = DecodeService(timeout_s)
-    try:
-        return {**_ray_service.request(request, path)[0], "host": socket.gethostname()}
-    except MediaError as error:
-        return {"error": error.reason, "permanent": error.permanent}
-
-
-def _ray_done(job: Job, reply: dict[str, Any]) -> Done:
-    if "error" in reply:
-        return Done(job, 0, MediaError(job.ref.path, reply["error"], reply["permanent"]))
-    return Done(job, reply["bytes"])
-
-
-def _done(job: Job, call: Callable[[], dict[str, Any]]) -> Done:
-    try:
-        return Done(job, call()["bytes"])
-    except MediaError as error:
-        return Done(job, 0, error)
+@lru_cache(maxsize=1)
+def _ray_pool(build: bytes) -> WorkerPool:
+    """The decoder process of a Ray worker, kept for its next jobs."""
+    return WorkerPool(pickle.loads(build), 1, attempts=ATTEMPTS)
 
 
 def record(
@@ -238,7 +246,7 @@ def record(
         (clips stored, bytes stored, all failures including those of planning).
     """
     failures, stored, size = list(work.failures), 0, 0
-    write_failures(cache.folder / "failures.jsonl", failures)
+    write_failures(cache.root / "failures.jsonl", failures)
     began = reported = time.monotonic()
     total = max(1, sum(job.frame_bytes for job in work.jobs))
     handled = 0
@@ -248,8 +256,10 @@ def record(
             stored, size = stored + 1, size + result.num_bytes
         else:
             failures += [Failure(uid, result.job.ref.path, result.error.reason) for uid in result.job.uids]
-            _quarantine(result, cache)
-            write_failures(cache.folder / "failures.jsonl", failures)
+            # Deleted meanwhile: nothing to remember.
+            with contextlib.suppress(MediaError):
+                cache.set_aside(result.job.ref, content_identity(cache.source(result.job.ref)), result.error)
+            write_failures(cache.root / "failures.jsonl", failures)
         now = time.monotonic()
         if now - reported >= every_s or number == len(work.jobs):
             left = (now - began) * (total - handled) / max(1, handled)
@@ -261,17 +271,6 @@ def record(
 def write_failures(path: Path, failures: Sequence[Failure]) -> None:
     """One JSON line per sample: id, path, reason. Replaces the file of the previous run."""
     write_lines(path, map(asdict, failures))
-
-
-def _quarantine(result: Done, cache: VideoCache) -> None:
-    if result.error.permanent:
-        ref = result.job.ref
-        try:
-            content = content_identity(cache.source(ref))
-        except MediaError:
-            # Deleted meanwhile: nothing to remember.
-            return
-        cache.quarantine.add(cache.quarantine_name(ref), content, result.error.reason)
 
 
 def _clock(seconds: float) -> str:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from datamodules.common.processes import die_with_parent
 from datamodules.sampling import EpochOrder, positions
 from datamodules.types import Sample, StepBatch
-from datamodules.video.decode_worker import die_with_parent
 
 if TYPE_CHECKING:
     from datamodules.prepare import SamplePreparer

@@ -19,11 +19,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from datamodules.common.files import write_json, write_lines
+from datamodules.common.processes import die_with_parent
 from datamodules.records import read_records
 from eval.heldout import EvalRecord, complete, evaluate_batches
 from lightning_modules.launch.config import ConfigError, build, build_data, compose, require_values
 from lightning_modules.launch.console import configure_logging
-from lightning_modules.launch.processes import die_with_parent
 from lightning_modules.launch.training import set_threads
 from rollout.callback import resolve_sampling
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from rewards.base import Query, TaskReward, Verdict
 
 
@@ -34,3 +36,44 @@ class Scripted(TaskReward):
 
     def time_limit(self, query: Query) -> float:
         return 1.5 if "hang" in query.response else 60.0
+
+
+VERDICTS = {
+    "right": Verdict(1.0),
+    "own reward": Verdict(0.6, reward=0.0),
+    "own reward, whole": Verdict(0, reward=1),
+    "parts": Verdict(0.5, parts={"tiou": 0.25, "2": 3.0}),
+    "unparsable": Verdict(0.0, "unparsable", "no number: \ud800", {"n": 1.0}, 0.125),
+    "not judged": Verdict(0.0, "not_judged", "no judge"),
+    "numpy": Verdict(np.float32(0.5), parts={"miou": np.float64(0.25)}, reward=np.float32(0.75)),
+}
+
+
+class Says(TaskReward):
+    """Gives the verdict that the answer names."""
+
+    def judge(self, query: Query, answer: str) -> Verdict:
+        return VERDICTS[answer]
+
+
+class SaysInProcess(Says):
+    """The same in the pool."""
+
+    lane = "process"
+
+    def time_limit(self, query: Query) -> float:
+        return 120.0
+
+
+class ShowsFields(SaysInProcess):
+    """Its reason is what it was given."""
+
+    def judge(self, query: Query, answer: str) -> Verdict:
+        return Verdict(1.0, reason=str(dict(query.fields)))
+
+
+class Broken(SaysInProcess):
+    """Lacks a library."""
+
+    def warm_up(self) -> None:
+        raise OSError("no such library")

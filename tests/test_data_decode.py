@@ -196,8 +196,8 @@ def service():
 
 
 def worker_of(service):
-    (worker,) = service._idle
-    return worker.process.pid
+    (pid,) = service.pool.pids
+    return pid
 
 
 def test_service_equals_decoding_here(service, tmp_path):

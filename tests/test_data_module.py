@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules.common.frames import SharedFrames
 from datamodules.demo.synthetic import TASKS, build_synthetic_dataset
 from datamodules.sampling import MixtureOrder, ShuffledOrder, permutation, positions
 from datamodules.steps import Shard, prompt_cost
 from datamodules.video.decode import decode_spec
-from datamodules.video.frames import SharedFrames
 from datamodules.video.spec import VideoSpec
 from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.launch.config import build, compose

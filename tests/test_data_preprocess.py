@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from waiting import all_gone
 
 from datamodules.preprocess import check_space, plan_work, record, run_local, run_ray
 from datamodules.types import MediaRef
+from datamodules.video.cache import VideoCache
+from datamodules.video.maintenance import used_bytes
 from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.launch import preprocess as script
 
@@ -105,9 +108,50 @@ def test_space_is_checked_before_starting(make, data):
     # 4 frames (min_frames) of 64x96 for 2.0 s and the 1 s part, per clip
     assert [job.frame_bytes for job in work.jobs] == [4 * 3 * 64 * 96] * 4
     assert work.estimated_bytes("raw") == 16 * 3 * 64 * 96
-    assert check_space(data / "not" / "yet", 10) > 10
+    cache = VideoCache(data / "not" / "yet")
+    assert check_space(cache, 10) > 10
     with pytest.raises(ValueError, match="GB are needed"):
-        check_space(data, 10**18)
+        check_space(cache, 10**18)
+
+
+@pytest.mark.parametrize("start", [0, 3, None], ids=["empty cache", "clips of another experiment", "temporary file"])
+def test_the_limit_of_the_cache_binds_preprocessing_as_it_binds_training(make, data, start):
+    """Also with clips that were used a moment ago, which are never evicted, and files that are being written."""
+    limit = 12_000
+    module = make(cache_max_gb=limit / 1e9)
+    cache = module.cache
+    for i in range(start or 0):
+        cache.load(MediaRef(f"{i}.mp4"), replace(module.preparer.video_spec, max_frames=2, min_frames=2))
+    if start is None:
+        (data / "cache" / "ab").mkdir(parents=True)
+        (data / "cache" / "ab" / ".x.clip.1.tmp").write_bytes(b"x" * 5_000)
+    work = plan_work(module.train_samples, module.preparer)
+    for job in work.jobs:  # as training fills it
+        module.cache.load(job.ref, job.spec)
+    trained = used_bytes(data / "cache")
+    for path in (data / "cache").glob("*/*.clip"):
+        path.unlink()
+    assert 0 < trained <= limit
+    results = list(run_local(work.jobs, cache, 1, 60))
+    assert used_bytes(data / "cache") <= limit
+    refused = [str(done.error) for done in results if done.error]
+    assert refused
+    assert all("cache_max_gb" in reason for reason in refused)
+    assert not any(done.error.permanent for done in results if done.error)
+
+
+def test_the_plan_compares_with_the_limit_of_the_cache(make, data):
+    module = make(cache_max_gb=1e-4)
+    cache = module.cache
+    assert check_space(cache, 60_000) == 100_000
+    assert check_space(cache, 60_000, kept=30_000) == 70_000
+    with pytest.raises(ValueError, match=r"are needed in .*data\.cache_max_gb allows 0\.1 MB"):
+        check_space(cache, 60_000, kept=50_000)
+    work = plan_work(module.train_samples, make().preparer)
+    assert work.cached_bytes == 0
+    record(work, run_local(work.jobs, make().cache, 1, 60), cache, lambda _: None)
+    again = plan_work(module.train_samples, module.preparer)
+    assert again.cached_bytes == used_bytes(data / "cache") > 0
 
 
 def test_killed_preprocessing_leaves_no_process_and_a_usable_cache(make, data):

@@ -10,8 +10,8 @@ from eval_latency import FakeDecoder, LatencyEngine
 from datamodules.types import Sample
 from eval.benchmarks.types import BenchmarkItem
 from eval.engine.async_driver import AsyncDriver
-from eval.pool import PreparePool
 from eval.run.pipeline import ask, item_digest, open_items
+from eval.run.pool import PreparePool
 from eval.run.prepare import ReadyItem
 from eval.run.records import RecordLog, read_records
 from rollout.types import SamplingSpec

@@ -38,7 +38,7 @@ LAYERS = {
         ("official",),
         (".",),
     ),
-    "eval": (("engine", "benchmarks"), ("pool", "worker", "run"), ("report",), (".",)),
+    "eval": (("engine", "benchmarks"), ("run",), ("report",), (".",)),
     "lightning_modules": (
         ("core", "algorithms"),
         ("families",),

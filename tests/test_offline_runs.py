@@ -242,6 +242,6 @@ def test_source_masks_survive_a_dump(tiny_model_dir, tmp_path):
     rows = table_rows(batch, 1)
     assert [row["offline_tokens"] for row in rows] == [1, 0, 0]
     assert rows[1]["mean_logprob"] == pytest.approx(float(group.responses[1].logprobs.mean()))
-    read = load_batch(dump_batch(batch, tmp_path / "b.pt")).groups[0].responses
+    read = load_batch(dump_batch(batch, tmp_path / "b.batch")).groups[0].responses
     assert read[0].source.tolist() == source.tolist()
     assert read[1].source is None

@@ -219,9 +219,9 @@ def test_nonfinite_step_is_skipped_dumped_and_stops_the_run(tiny_model_dir, proc
     assert module.skipped_nonfinite == 1
     assert module.weights_version == 0
     assert all(torch.equal(v, before[n]) for n, v in weights(module).items() if "lm_head" not in n)
-    with pytest.raises(RuntimeError, match=r"2 updates in a row, the last in step 1.*step000001_rank0\.pt"):
+    with pytest.raises(RuntimeError, match=r"2 updates in a row, the last in step 1.*step000001_rank0\.batch"):
         module.update(batch, optimizer)
-    replayed = load_batch(tmp_path / "bad" / "step000000_rank0.pt")
+    replayed = load_batch(tmp_path / "bad" / "step000000_rank0.batch")
     fresh = make_module(tiny_model_dir)
     fresh.update(replayed, fresh.configure_optimizers()["optimizer"])
     direct = make_module(tiny_model_dir)

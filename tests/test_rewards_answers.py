@@ -104,9 +104,10 @@ def test_records_from_the_shell_with_clashing_names_and_broken_text(tmp_path: Pa
 
 
 def test_a_pool_that_is_closed_while_it_starts_leaves_no_process() -> None:
+    before = threading.enumerate()
     pool = ScoringPool({"code": Code()}, workers=2)
     waiting = pool.submit("code", Query("", "1", "code"), "print(1)", 5.0)
     pool.close()
     assert waiting.result(timeout=120).status in ("error", "ok")
     assert not pool.pids
-    assert not any(thread.is_alive() for thread in pool._threads)
+    assert not [thread for thread in threading.enumerate() if thread.name == "worker-pool" and thread not in before]

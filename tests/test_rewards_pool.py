@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from datetime import date
 from pathlib import Path
 
 import psutil
 import pytest
-from rewards_helpers import Scripted
+from rewards_helpers import VERDICTS, Broken, Says, SaysInProcess, Scripted, ShowsFields
 from waiting import all_gone, file_exists, until
 
 from rewards.base import Query
@@ -49,6 +50,36 @@ def test_hostile_judgements_leave_the_others_intact(pool: ScoringPool) -> None:
     assert "died" in reasons[1]
     assert "memory" in reasons[2]
     assert reasons[3] == "RuntimeError: on purpose"
+
+
+def test_a_verdict_counts_the_same_in_a_process_and_inline() -> None:
+    with RewardRouter({"inline": Says(), "process": SaysInProcess()}, workers=1) as router:
+        for name in VERDICTS:
+            inline, process = (
+                router.score(response=f"<answer>{name}</answer>", ground_truth="x", problem_type=lane)
+                for lane in ("inline", "process")
+            )
+            assert inline == process, name
+    assert router.score(
+        response="<answer>own reward</answer>", ground_truth="x", problem_type="inline"
+    ).total == pytest.approx(0.1)
+
+
+def test_values_of_a_record_reach_the_judgement_as_they_are() -> None:
+    """Tuples stay tuples, keys keep their types; what is no value becomes text."""
+    fields = {"pair": (1, 2.5), "by number": {1: "a"}, "nan": float("nan"), "day": date(2024, 1, 2)}
+    with RewardRouter({"process": ShowsFields()}, workers=1) as router:
+        score = router.score(response="<answer>x</answer>", ground_truth="x", problem_type="process", **fields)
+    assert score.reason == "{'pair': (1, 2.5), 'by number': {1: 'a'}, 'nan': nan, 'day': '2024-01-02'}"
+
+
+def test_a_task_that_cannot_start_is_named() -> None:
+    pool = ScoringPool({"broken": Broken()}, workers=1)
+    for _ in range(3):
+        verdict = pool.submit("broken", query(), "x", 60.0).result(timeout=120)
+        assert (verdict.status, verdict.accuracy) == ("error", 0.0)
+        assert "could not be started: OSError: no such library" in verdict.reason
+    pool.close()
 
 
 def test_a_killed_worker_is_replaced() -> None:
@@ -96,7 +127,7 @@ from waiting import until
 from rewards.base import Query
 from rewards.tasks.code import Code
 from rewards.pool import ScoringPool
-from rewards_helpers import Scripted
+from rewards_helpers import VERDICTS, Broken, Says, SaysInProcess, Scripted, ShowsFields
 
 pool = ScoringPool({{"code": Code(wall_s=60, cpu_s=60), "scripted": Scripted()}}, workers=2)
 pool.submit("scripted", Query("", "x", "scripted"), "x", 60).result()
@@ -125,7 +156,7 @@ def test_nothing_survives_a_parent_that_is_killed() -> None:
     parent.wait()
     all_gone(below)
     ScoringPool({}, workers=1).close()  # the next pool removes the folders that the killed one left
-    assert not list(Path(tempfile.gettempdir()).glob(f"reward-pool-{parent.pid}-*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"worker-{parent.pid}-*"))
 
 
 def test_math_that_never_ends_is_killed_in_its_limit() -> None:

@@ -8,6 +8,7 @@ machine therefore matches, a changed source or spec does not.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -35,7 +36,7 @@ from datamodules.video.entry import (
     read_header,
     write_entry,
 )
-from datamodules.video.maintenance import entries, evict, stage
+from datamodules.video.maintenance import evict, stage, used_bytes
 from datamodules.video.probe import probe
 from datamodules.video.quarantine import Quarantine
 
@@ -88,8 +89,8 @@ class VideoCache:
         if source_mode == "cache_only" and folder is None:
             raise ValueError("source_mode=cache_only needs cache_dir")
         get_codec(codec)
-        self.folder = None if folder is None or source_mode == "decode" else Path(folder)
-        self.media_root = None if media_root is None else Path(media_root)
+        self.folder = None if folder is None or source_mode == "decode" else Path(folder).absolute()
+        self.media_root = None if media_root is None else Path(media_root).absolute()
         self.codec = codec
         self.source_mode = source_mode
         self.max_bytes = max_bytes
@@ -97,10 +98,17 @@ class VideoCache:
         """Bytes that may be written before the cache's size is looked at again."""
         self.stage_dir = None if stage_dir is None else Path(stage_dir)
         self.threads = threads
-        self.decode_clip = decode_clip
+        self.decode_clip = decode_clip or decode_here
         self.quarantine = None if folder is None else Quarantine(Path(folder) / "quarantine.jsonl")
         names = ("hit", "built", "rebuilt", "decoded", "not_stored", "bad", "quarantined")
         self.counters: dict[str, int] = dict.fromkeys(names, 0)
+
+    @property
+    def root(self) -> Path:
+        """`folder`. Raises ValueError when the cache has none."""
+        if self.folder is None:
+            raise ValueError("this cache stores nothing (no cache_dir, or source_mode=decode)")
+        return self.folder
 
     def source(self, ref: MediaRef) -> Path:
         """Where the video of `ref` lies on this machine."""
@@ -127,11 +135,9 @@ class VideoCache:
         Raises:
             ValueError: the cache has no folder.
         """
-        if self.folder is None:
-            raise ValueError("this cache stores nothing (no cache_dir, or source_mode=decode)")
         text = json.dumps(self.logical_key(ref, spec), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return self.folder / digest[:2] / f"{digest}{SUFFIX}"
+        return self.root / digest[:2] / f"{digest}{SUFFIX}"
 
     def get(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo | None:
         """The cached clip, verified; None when there is none that fits the source as it is now."""
@@ -170,19 +176,28 @@ class VideoCache:
         key = {**self.logical_key(ref, spec), "content": content_identity(self.source(ref))}
         header = write_entry(path, frames, plan, key, self.codec, producer(spec.decoder), self.threads)
         self._drop_staged(path)
-        self._make_room(path.stat().st_size)
+        if not self._make_room(path.stat().st_size):
+            path.unlink(missing_ok=True)
+            raise OSError(errno.ENOSPC, "data.cache_max_gb is reached, and all clips were used a moment ago", str(path))
         return header
 
-    def _make_room(self, added: int) -> None:
-        """Evict when the limit may be exceeded; listing a big cache for every clip would cost more than decoding."""
-        if self.max_bytes is None or self.folder is None:
-            return
+    def _make_room(self, added: int) -> bool:
+        """Evict when the limit may be exceeded; whether it holds.
+
+        Other processes write too. All look again after a thousandth of the limit: often enough to keep it, while
+        listing a big cache for every clip would cost more than decoding.
+        """
+        if self.max_bytes is None:
+            return True
         self._room -= added
-        if self._room < 0:
-            evict(self.folder, self.max_bytes)
-            free = self.max_bytes - sum(state.st_size for _, state in entries(self.folder))
-            # Other processes write too: look again after a part of the room is used.
-            self._room = max(free // 4, self.max_bytes // 100)
+        if self._room >= 0:
+            return True
+        used = used_bytes(self.root)
+        if used > self.max_bytes:
+            evict(self.root, self.max_bytes - self.max_bytes // 100)
+            used = used_bytes(self.root)
+        self._room = min((self.max_bytes - used) // 4, self.max_bytes // 1000)
+        return used <= self.max_bytes
 
     def load(self, ref: MediaRef, spec: VideoSpec) -> PreparedVideo:
         """The clip of `ref`: from the cache, or decoded (and stored) according to `source_mode`.
@@ -230,19 +245,25 @@ class VideoCache:
 
     def _decoded(self, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
         content = content_identity(self.source(ref))
-        name = self.quarantine_name(ref)
-        if self.quarantine is not None and (reason := self.quarantine.reason(name, content)) is not None:
-            self.counters["quarantined"] += 1
-            raise MediaError(ref.path, f"quarantined: {reason}")
+        self.check_quarantine(ref, content)
         try:
-            if self.decode_clip is None:
-                return decode_spec(self.source(ref), spec, ref.start, ref.end)
             return self.decode_clip(self.source(ref), ref, spec)
         except MediaError as error:
             self.counters["bad"] += 1
-            if self.quarantine is not None and error.permanent:
-                self.quarantine.add(name, content, error.reason)
+            self.set_aside(ref, content, error)
             raise
+
+    def check_quarantine(self, ref: MediaRef, content: str) -> None:
+        """Raise MediaError when the file with this content has been found unusable."""
+        reason = None if self.quarantine is None else self.quarantine.reason(self.quarantine_name(ref), content)
+        if reason is not None:
+            self.counters["quarantined"] += 1
+            raise MediaError(ref.path, f"quarantined: {reason}")
+
+    def set_aside(self, ref: MediaRef, content: str, error: MediaError) -> None:
+        """Remember what is wrong with a medium, where trying again cannot help."""
+        if self.quarantine is not None and error.permanent:
+            self.quarantine.add(self.quarantine_name(ref), content, error.reason)
 
     def quarantine_name(self, ref: MediaRef) -> str:
         """How the quarantine list calls a medium: its name, with the used part where there is one."""
@@ -268,6 +289,11 @@ class VideoCache:
     def _drop_staged(self, path: Path) -> None:
         if self.stage_dir is not None:
             (self.stage_dir / path.parent.name / path.name).unlink(missing_ok=True)
+
+
+def decode_here(path: Path, ref: MediaRef, spec: VideoSpec) -> tuple[np.ndarray, VideoPlan]:
+    """Decode a clip in this process. Raises MediaError."""
+    return decode_spec(path, spec, ref.start, ref.end)
 
 
 def content_identity(path: Path) -> str:

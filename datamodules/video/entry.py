@@ -17,9 +17,9 @@ import numpy as np
 import xxhash
 
 from datamodules.common.files import write_whole
+from datamodules.common.frames import SharedFrames, map_file, share
 from datamodules.types import PreparedVideo
 from datamodules.video.codecs import decode_chunks, encode_chunks, get_codec
-from datamodules.video.frames import SharedFrames, map_file, share
 from datamodules.video.spec import VideoPlan
 
 MAGIC = b"EVR1CCH1"

@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from datamodules.video.entry import EntryError, read_header
@@ -22,22 +23,29 @@ STALE_SECONDS = 3600.0
 
 def entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
     """All clips under `folder` with their file state; files that vanish meanwhile are left out."""
-    out = []
-    for path in folder.glob("*/*.clip"):
-        try:
-            out.append((path, path.stat()))
-        except FileNotFoundError:
-            continue
-    return out
+    return list(_listed(folder, "*/*.clip"))
+
+
+def _listed(folder: Path, *patterns: str) -> Iterator[tuple[Path, os.stat_result]]:
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                yield path, path.stat()
+
+
+def used_bytes(folder: Path) -> int:
+    """Size of all clips under `folder` and of those that are being written."""
+    return sum(state.st_size for _, state in _listed(folder, "*/*.clip", "*/.*.tmp"))
 
 
 def evict(folder: Path, max_bytes: int, protect_seconds: float = IN_USE_SECONDS) -> list[Path]:
-    """Delete the least recently used clips until at most `max_bytes` remain; returns the deleted files.
+    """Delete the least recently used clips until at most `max_bytes` are used; returns the deleted files.
 
-    The time of last use is the file's modification time (reads update it).
+    Clips used within `protect_seconds` count and stay, as do files that are being written. The time of last use is the
+    file's modification time (reads update it).
     """
     found = sorted(entries(folder), key=lambda item: item[1].st_mtime)
-    total = sum(state.st_size for _, state in found)
+    total = used_bytes(folder)
     removed: list[Path] = []
     limit = time.time() - protect_seconds
     for path, state in found:
@@ -46,22 +54,15 @@ def evict(folder: Path, max_bytes: int, protect_seconds: float = IN_USE_SECONDS)
         path.unlink(missing_ok=True)
         total -= state.st_size
         removed.append(path)
-    if total > max_bytes:
-        logger.warning("cache %s holds %.2f GB, more than its limit, but all of it is in use", folder, total / 1e9)
     return removed
 
 
 def clear_stale(folder: Path, older_than: float = STALE_SECONDS) -> int:
     """Delete temporary files that killed writers left behind; returns how many."""
-    limit, count = time.time() - older_than, 0
-    for path in folder.glob("*/.*.tmp"):
-        try:
-            if path.stat().st_mtime < limit:
-                path.unlink()
-                count += 1
-        except FileNotFoundError:
-            continue
-    return count
+    stale = [path for path, state in _listed(folder, "*/.*.tmp") if state.st_mtime < time.time() - older_than]
+    for path in stale:
+        path.unlink(missing_ok=True)
+    return len(stale)
 
 
 def stage(source: Path, target: Path) -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datamodules.common.seeds import response_seed
-from eval.pool import PreparePool, Task
+from eval.run.pool import PreparePool, Task
 from eval.run.prepare import ReadyItem, media_key
 from rollout.types import GenerateRequest, SamplingSpec
 
@@ -122,7 +122,7 @@ def ask(
         writer.finish()
     stats.seconds = time.monotonic() - started
     stats.prepare_busy_s, stats.killed = pool.stats.busy_s, pool.stats.killed
-    stats.peak_bytes = pool.stats.peak_bytes
+    stats.peak_bytes = pool.peak_bytes
     stats.idle_share, stats.engine_restarts = driver.stats.idle_share, driver.stats.restarts
     writer.check()
     return stats

@@ -26,8 +26,8 @@ from eval.benchmarks.loading import load
 from eval.benchmarks.prompts import shared_template
 from eval.benchmarks.types import BenchmarkItem, LoadReport, RunInfo
 from eval.engine.errors import EngineLostError
-from eval.pool import PreparePool
 from eval.run.pipeline import PipelineStats, ask, fits, open_items
+from eval.run.pool import PreparePool
 from eval.run.records import RecordLog, read_records, run_key
 from eval.run.scoring import Scorer, answer_digest, scored_items, unscored
 
@@ -78,8 +78,6 @@ class RunOptions:
     max_bytes: int = 8 << 30
     """Prepared frames held at one time."""
     score_timeout_s: float = 600.0
-    preload: Sequence[str] = ("transformers", "datamodules.video.decode", "eval.run.prepare")
-    """Modules that the preparation processes share."""
 
 
 class BenchmarkRun:
@@ -217,9 +215,7 @@ class BenchmarkRun:
         scorer: Scorer,
     ) -> PipelineStats:
         options = self.options
-        pool = PreparePool(
-            self.settings, options.processes, options.prepare_deadline_s, options.max_bytes, options.preload
-        )
+        pool = PreparePool(self.settings, options.processes, options.prepare_deadline_s, options.max_bytes)
         try:
             pool.start(len(missing))  # while the engine loads
             driver = make_driver()

@@ -6,9 +6,9 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from datamodules.common.processes import die_with_parent
 from lightning_modules.launch.config import ConfigError, build, compose
 from lightning_modules.launch.console import configure_logging
-from lightning_modules.launch.processes import die_with_parent
 
 log = logging.getLogger("assets")
 

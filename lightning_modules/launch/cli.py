@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datamodules.common.places import add_config_dirs
+from datamodules.common.processes import die_with_parent
 from lightning_modules.launch.config import ConfigError, compose, expand_sweep, require_values, split_flags
 from lightning_modules.launch.console import configure_logging, export_rank_environment, is_rank_zero, next_steps
 from lightning_modules.launch.identity import default_run_dir
 from lightning_modules.launch.plan import RunPlan, lock_run, plan_run
 from lightning_modules.launch.processes import (
     INTERRUPTED,
-    die_with_parent,
     in_launched_rank,
     in_stage,
     launch_ranks,

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from datamodules.common.places import add_config_dirs
+from datamodules.common.processes import die_with_parent
 from lightning_modules.launch.config import ConfigError, compose, nearest, split_flags, use_config_dirs
 from lightning_modules.launch.console import configure_logging
-from lightning_modules.launch.processes import INTERRUPTED, die_with_parent, in_stage
+from lightning_modules.launch.processes import INTERRUPTED, in_stage
 
 log = logging.getLogger("evaluate")
 

@@ -96,7 +96,7 @@ def preprocess(module: VideoRLDataModule, own: Options) -> int:
     clear_stale(cache.folder)
     work = plan_work(samples, module.preparer)
     needed = work.estimated_bytes(cache.codec)
-    free = check_space(cache.folder, needed)
+    free = check_space(cache, needed, work.cached_bytes)
     print(
         f"{work.num_references} video references, {len(work.jobs) + work.num_cached} readable clips, "
         f"{work.num_cached} cached, {len(work.jobs)} to decode, {len(work.failures)} samples with unreadable videos"

@@ -6,7 +6,6 @@ passed on as a polite request while the second one ends the whole tree.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import logging
 import os
@@ -19,25 +18,15 @@ from dataclasses import dataclass, fields
 from types import FrameType
 from typing import Any
 
+from datamodules.common.processes import die_with_parent
 from lightning_modules.launch.config import ConfigError
 
 log = logging.getLogger("pipeline")
 
-PR_SET_PDEATHSIG = 1
 INTERRUPTED = 130
 """Exit code of a run that was stopped by the user, as shells have it."""
 STAGE_ENV = "EVR1_STAGE"
 """Set in the processes of a pipeline; holds "2/5" and keeps a stage from starting the pipeline again."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere a no-op)."""
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent ended between the two calls
-        os._exit(1)
 
 
 def kill_tree(pid: int) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import timedelta
-from pathlib import Path
 
+from datamodules.common.wire import pack, unpack
 from lightning_modules.launch.plan import RunPlan
 
 PLAN_ENV = "EVR1_RUN_PLAN"
@@ -14,14 +13,13 @@ PLAN_ENV = "EVR1_RUN_PLAN"
 
 
 def plan_to_json(plan: RunPlan) -> str:
-    """Serialise what ranks need to know."""
-    return json.dumps([str(plan.run_dir), str(plan.checkpoint) if plan.checkpoint else None, plan.start_step])
+    """What the first process says to the others."""
+    return pack(plan).text.decode()
 
 
 def plan_from_json(text: str) -> RunPlan:
     """Inverse of `plan_to_json`."""
-    run_dir, checkpoint, step = json.loads(text)
-    return RunPlan(Path(run_dir), Path(checkpoint) if checkpoint else None, int(step), "")
+    return unpack(text.encode(), only=(RunPlan,))
 
 
 def inherited_plan() -> RunPlan | None:
@@ -61,9 +59,7 @@ def share_plan(plan: RunPlan | None, timeout_s: float = 600.0) -> RunPlan:
         store.set("plan", plan_to_json(plan))
     shared = plan_from_json(store.get("plan").decode())
     if not agent_store:  # rank 0 hosts the store and must outlive the readers
-        store.add("read", 1)
+        store.set(f"read {rank}", "")
         if rank == 0:
-            store.wait(["plan"])
-            while store.add("read", 0) < world:
-                continue
+            store.wait([f"read {other}" for other in range(world)])
     return shared

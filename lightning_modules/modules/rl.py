@@ -232,7 +232,7 @@ class GRPOLightningModule(L.LightningModule):
         where = "not written (dump_dir is not set)"
         if self.dump_dir is not None:
             rank = self.global_rank if self._trainer is not None else 0
-            where = str(dump_batch(batch, Path(self.dump_dir) / f"step{self.rl_step:06d}_rank{rank}.pt"))
+            where = str(dump_batch(batch, Path(self.dump_dir) / f"step{self.rl_step:06d}_rank{rank}.batch"))
         log.warning("Step %d skipped, batch for replay: %s", self.rl_step, where)
         if in_a_row >= self.update_settings.max_bad_updates:
             raise RuntimeError(

@@ -34,8 +34,8 @@ from eval.benchmarks.types import BenchmarkItem
 from eval.engine.async_driver import AsyncDriver
 from eval.engine.generate import LockStepDriver
 from eval.engine.vllm_replica import AsyncLLMReplica
-from eval.pool import PreparePool
 from eval.run.pipeline import ask
+from eval.run.pool import PreparePool
 from eval.run.prepare import PrepareSettings, ReadyItem
 from eval.run.records import RecordLog
 from rollout.callback import resolve_sampling
@@ -106,8 +106,7 @@ def synchronous(items: list[BenchmarkItem], decode_s: float, generate_s: float, 
 def pipelined(items: list[BenchmarkItem], decode_s: float, generate_s: float, batch: int, processes: int) -> dict:
     """Seconds of the real pipeline with the same waits, its processes' start and its records on disk included."""
     started = time.monotonic()
-    preload = ["eval.run.pipeline", "eval.engine.async_driver"]
-    pool = PreparePool(WaitingDecoder(decode_s), processes=processes, preload=preload)
+    pool = PreparePool(WaitingDecoder(decode_s), processes=processes)
     pool.start(len(items))
     driver = AsyncDriver([lambda: WaitingEngine(generate_s)], max_in_flight=batch)
     with tempfile.TemporaryDirectory() as folder:
@@ -172,10 +171,9 @@ def real_vllm(folder: Path) -> dict:
     }
     # The same chunks in both: another split of a prompt rounds differently.
     options |= {"enforce_eager": True, "max_num_batched_tokens": 2048}
-    preload = ("transformers", "datamodules.video.decode", "eval.run.prepare")
 
     def run(driver) -> tuple[dict, dict]:
-        pool = PreparePool(PrepareSettings(str(model), frame_overrides=frames), processes=2, preload=preload)
+        pool = PreparePool(PrepareSettings(str(model), frame_overrides=frames), processes=2)
         with tempfile.TemporaryDirectory() as place:
             log = RecordLog(Path(place) / "answers.jsonl")
             stats = ask(items, pool, driver, sampling, log)
@@ -211,4 +209,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Under its own name: the processes that prepare must find the classes of this file.
+    from scripts.bench.eval_pipeline import main as run
+
+    sys.exit(run())
