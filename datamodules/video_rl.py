@@ -20,13 +20,14 @@ from datamodules.types import Sample
 from datamodules.video.cache import VideoCache
 from datamodules.video.decode import check_decoder
 from datamodules.video.service import DecodeService
-from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+from datamodules.video.spec import ImageSpec, VideoSpec
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
     from datamodules.lengths import Length
     from datamodules.prepare import SamplePreparer
+    from datamodules.video.spec import MediaFamily, MediaSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class VideoRLDataModule(L.LightningDataModule):
 
     Args:
         model_path: folder (or hub name) whose processor defines tokenizer, chat template and patch sizes.
+        family: the model's family, one of `lightning_modules.families`: how it writes media into prompts.
         train_files: annotation file(s) of the training split.
         val_files: annotation file(s) of the held-out split; may be empty.
         options: fields of `DataOptions`.
@@ -53,11 +55,14 @@ class VideoRLDataModule(L.LightningDataModule):
         model_path: str,
         train_files: Sequence[str] | str = (),
         val_files: Sequence[str] | str = (),
+        *,
+        family: MediaFamily,
         **options: Any,
     ) -> None:
         super().__init__()
         self.options = DataOptions(**options)
         self.model_path = model_path
+        self.family = family
         self.train_files, self.val_files = _listed(train_files), _listed(val_files)
         weights = self.options.mixture_weights
         if weights is not None and len(weights) != len(self.train_files):
@@ -160,9 +165,9 @@ class VideoRLDataModule(L.LightningDataModule):
         return self._processor
 
     @property
-    def rules(self) -> MediaRules:
+    def rules(self) -> MediaSpec:
         """How the model family writes media into prompts."""
-        return MediaRules.from_processor(self.processor)
+        return self.family.open(self.model_path).media_spec(self.processor)
 
     @property
     def preparer(self) -> SamplePreparer:

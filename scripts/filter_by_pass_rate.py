@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 def measure(config: Any, k: int, right: float) -> dict[str, float]:
     """Pass rate per sample id; failed items count as wrong. Each batch is prepared once."""
     from eval.heldout import complete, evaluate_batches
-    from rollout.callback import resolve_sampling
+    from lightning_modules.launch.held_out import lone_engine
 
     set_threads(1, config.trainer.threads_per_rank)
     # The training split takes the place of the held-out one: one pass in file order.
@@ -77,10 +77,7 @@ def measure(config: Any, k: int, right: float) -> dict[str, float]:
     datamodule.set_rank(0, 1)
     datamodule.setup()
     router = build(config.reward)
-    sampling = resolve_sampling(build(config.rollout.sampling), config.model.path)
-    alone = {"tensor_parallel_size": 1, "load_weights": True}
-    extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
-    engine = build(config.rollout.engine, **extra)()
+    engine, sampling = lone_engine(config, config.model.path)
     samples = datamodule.val_samples
     by_uid = {sample.uid: sample for sample in samples}
     found: list[list[EvalRecord]] = [[] for _ in range(k)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.config import ConfigError, build, to_plain
+from lightning_modules.launch.config import CONF_DIR, ConfigError, build, nearest, to_plain
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -141,6 +142,9 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
     model = _model(plain["model_path"])
     OmegaConf.update(config, "model_path", str(model))
     folder = model_folder(model)
+    if config.family is None:
+        OmegaConf.update(config, "family", family_node(folder))
+    family = build(config.family)
     greedy = dataclasses.replace(build(config.sampling), n=1)
     engine = plain["driver"]["engine"]
     prepare = plain["prepare"]
@@ -155,7 +159,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         data_root=plain["data_root"] or "",
         model_name=plain["model_name"] or _name(model),
         model_id=model_identity(folder),
-        sampling=resolve_sampling(greedy, folder),
+        sampling=resolve_sampling(greedy, folder, family),
         engine_key={key: engine[key] for key in _ENGINE_KEY if engine.get(key)},
         processes=prepare["processes"],
         prepare_deadline_s=prepare["deadline_s"],
@@ -166,6 +170,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
     def settings(benchmark: Benchmark) -> PrepareSettings:
         return PrepareSettings(
             model_path=str(folder),
+            family=family,
             frame_policy=plain["frame_policy"],
             benchmark_frames=dict(benchmark.frames),
             frame_overrides=_given(plain, "frames"),
@@ -178,6 +183,28 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         )
 
     return options, settings
+
+
+def family_node(folder: Path) -> dict[str, str]:
+    """`{_target_: ...}` of the family in conf/model whose `model_type` is that of the model in `folder`.
+
+    Raises:
+        ConfigError: no family handles it.
+    """
+    from hydra.utils import get_class
+    from omegaconf import OmegaConf
+
+    wanted = json.loads((folder / "config.json").read_text()).get("model_type")
+    known = set()
+    for file in sorted((CONF_DIR / "model").glob("*.yaml")):
+        node = OmegaConf.select(OmegaConf.load(file), "family")
+        if node is None:
+            continue
+        family = get_class(node._target_)
+        if family.model_type == wanted:
+            return {"_target_": node._target_}
+        known.add(family.model_type)
+    raise ConfigError(f"no family in conf/model handles model_type={wanted} of {folder}{nearest(str(wanted), known)}")
 
 
 def _given(plain: dict[str, Any], section: str) -> dict[str, float]:

@@ -32,6 +32,7 @@ from eval.pool import PreparePool
 from eval.run.pipeline import ask
 from eval.run.prepare import ReadyItem
 from eval.run.records import RecordLog
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.types import GenerateRequest, Response, SamplingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,7 +162,7 @@ def real_vllm(folder: Path) -> dict:
     names = eval_demo.build(folder)
     data, model = folder / ("real" if names == eval_demo.REAL else "drawn"), folder / "tiny-qwen3vl"
     items = [item for name in names for item in catalogue.get(name).load(data)[0]]
-    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=32), model)
+    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=32), model, Qwen3VLFamily())
     frames = {"max_frames": 8, "max_pixels": 16384, "min_pixels": 4096}
     options = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 16, "limit_images": 2, "limit_videos": 2}
     # The same chunks in both: another split of a prompt rounds differently.
@@ -169,7 +170,9 @@ def real_vllm(folder: Path) -> dict:
     preload = ("transformers", "datamodules.video.decode", "eval.run.prepare")
 
     def run(driver) -> tuple[dict, dict]:
-        pool = PreparePool(PrepareSettings(str(model), frame_overrides=frames), processes=2, preload=preload)
+        pool = PreparePool(
+            PrepareSettings(str(model), Qwen3VLFamily(), frame_overrides=frames), processes=2, preload=preload
+        )
         with tempfile.TemporaryDirectory() as place:
             log = RecordLog(Path(place) / "answers.jsonl")
             stats = ask(items, pool, driver, sampling, log)
@@ -178,8 +181,10 @@ def real_vllm(folder: Path) -> dict:
         span = driver.stats.span_s
         return kept, {"seconds": round(span, 2), "idle_share": round(stats.idle_share, 3)}
 
-    asynchronous, found = run(AsyncDriver([lambda: AsyncLLMReplica(model, **options)], max_in_flight=16))
-    engine = VLLMEngine(model, **options)
+    asynchronous, found = run(
+        AsyncDriver([lambda: AsyncLLMReplica(model, Qwen3VLFamily(), **options)], max_in_flight=16)
+    )
+    engine = VLLMEngine(model, Qwen3VLFamily(), **options)
     lock_step, other = run(LockStepDriver(engine.generate, 8, close=engine.close))
     return {
         "case": "real vLLM",

@@ -35,10 +35,12 @@ def run(folder: Path, clips: list[Path], count: int) -> None:
     from datamodules.prompts import PromptTemplates
     from datamodules.types import MediaRef, Sample
     from datamodules.video.cache import VideoCache
-    from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+    from datamodules.video.spec import ImageSpec, VideoSpec
+    from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 
-    processor = load_processor(build_tiny_model(folder / "model", synthetic_corpus()))
-    rules = MediaRules.from_processor(processor)
+    model = build_tiny_model(folder / "model", synthetic_corpus())
+    processor = load_processor(model)
+    rules = Qwen3VLFamily().open(str(model)).media_spec(processor)
     spec = VideoSpec.for_rules(rules, max_frames=128, max_pixels=262144)
     cache = VideoCache(folder / "cache", folder)
     preparer = SamplePreparer(processor, rules, spec, ImageSpec.for_rules(rules), cache, PromptTemplates())
