@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_modules.launch.config import CONF_DIR, ConfigError, build, nearest, to_plain
+from datamodules.common.places import option_files
+from lightning_modules.launch.config import ConfigError, build, nearest, to_plain
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -186,7 +187,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
 
 
 def family_node(folder: Path) -> dict[str, str]:
-    """`{_target_: ...}` of the family in conf/model whose `model_type` is that of the model in `folder`.
+    """`{_target_: ...}` of the family in conf/model, the user's options first, that handles the model in `folder`.
 
     Raises:
         ConfigError: no family handles it.
@@ -196,7 +197,7 @@ def family_node(folder: Path) -> dict[str, str]:
 
     wanted = json.loads((folder / "config.json").read_text()).get("model_type")
     known = set()
-    for file in sorted((CONF_DIR / "model").glob("*.yaml")):
+    for file in reversed(option_files("model").values()):
         node = OmegaConf.select(OmegaConf.load(file), "family")
         if node is None:
             continue
