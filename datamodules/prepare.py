@@ -1,30 +1,25 @@
-"""Turn samples into model input: media from the cache, prompt tokens by arithmetic, patches in one processor call.
+"""Turn samples into prompts: media from the cache, tokens by arithmetic. Runs in loader workers.
 
-`SamplePreparer` runs in loader workers and never touches pixels beyond resizing; `MediaProcessor` runs where the
-patches are needed (the trainer), once per micro-batch.
+Pixels are resized and no more; the trainer cuts them into patches (`lightning_modules.layouts.patchify`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from datamodules.errors import MediaError
 from datamodules.images import load_image
 from datamodules.types import MediaRef, PreparedSample
-from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+from datamodules.video.spec import ImageSpec, MediaSpec, VideoSpec
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     from datamodules.prompts import PromptTemplates
-    from datamodules.types import PreparedImage, PreparedVideo, Sample
+    from datamodules.types import Sample
     from datamodules.video.cache import VideoCache
 
 
@@ -44,7 +39,7 @@ class SamplePreparer:
     def __init__(
         self,
         processor: ProcessorMixin,
-        rules: MediaRules,
+        rules: MediaSpec,
         video_spec: VideoSpec,
         image_spec: ImageSpec,
         cache: VideoCache,
@@ -118,12 +113,12 @@ Run = tuple[tuple[str, int], ...]
 """Text pieces of one medium: (text, repeats). A piece with repeats > 1 is a single placeholder token."""
 
 
-def image_run(grid: tuple[int, int, int], rules: MediaRules) -> Run:
+def image_run(grid: tuple[int, int, int], rules: MediaSpec) -> Run:
     """What an image placeholder becomes: its token, once per merged patch."""
     return ((rules.image_token, grid[0] * grid[1] * grid[2] // rules.merge_size**2),)
 
 
-def video_run(grid: tuple[int, int, int], indices: Sequence[int], fps: float, rules: MediaRules) -> Run:
+def video_run(grid: tuple[int, int, int], indices: Sequence[int], fps: float, rules: MediaSpec) -> Run:
     """What a video placeholder becomes.
 
     Example (Qwen3-VL, grid (2, 4, 6)): `<0.2 seconds>` start 6 x pad end `<1.3 seconds>` start 6 x pad end.
@@ -145,18 +140,18 @@ def video_run(grid: tuple[int, int, int], indices: Sequence[int], fps: float, ru
         first, last = indices[i] / fps, indices[i + step - 1] / fps
         if rules.timestamp_style == "seconds":
             run += [
-                (f"<{(first + last) / 2:.1f} seconds>{rules.vision_start_token}", 1),
+                (f"<{(first + last) / 2:.1f} seconds>{rules.frame_start}", 1),
                 (rules.video_token, per_patch),
             ]
-            run.append((rules.vision_end_token, 1))
+            run.append((rules.frame_end, 1))
         else:
-            run += [(rules.vision_start_token, 1), (rules.image_token, per_patch)]
-            run.append((f"{rules.vision_end_token}{int(first)}", 1))
+            run += [(rules.frame_start, 1), (rules.image_token, per_patch)]
+            run.append((f"{rules.frame_end}{int(first)}", 1))
     return tuple(run)
 
 
 def expand(
-    text: str, images: Sequence[Run], videos: Sequence[Run], rules: MediaRules, tokenizer: PreTrainedTokenizerBase
+    text: str, images: Sequence[Run], videos: Sequence[Run], rules: MediaSpec, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
     """Token ids with every visual token, as the Hugging Face processor would give them.
 
@@ -191,98 +186,15 @@ def expand(
     return tuple(out)
 
 
-def check_text(text: str, rules: MediaRules) -> None:
+def check_text(text: str, rules: MediaSpec) -> None:
     """Refuse user text that contains a placeholder: it would be counted as a medium.
 
     Raises:
         ValueError: naming the token.
     """
-    for token in rules.placeholder_tokens:
+    for token in rules.reserved_tokens:
         if token in text:
             raise ValueError(f"the text contains the reserved token {token}")
-
-
-@dataclass(frozen=True)
-class Patches:
-    """What the vision tower takes: all images, then all videos, of a list of samples in order."""
-
-    pixel_values: torch.Tensor | None
-    """float32 [P, C]: patches of all images, then of all videos; None when there are none."""
-    image_grid_thw: torch.Tensor | None
-    """int64 [num_images, 3]."""
-    video_grid_thw: torch.Tensor | None
-    """int64 [num_videos, 3]."""
-    num_image_patches: int
-    """Rows of `pixel_values` that belong to images."""
-
-
-class MediaProcessor:
-    """Rescales, normalises and cuts prepared media into patches, with the Hugging Face processors.
-
-    Resizing and sampling are switched off: they happened when the sample was prepared.
-    """
-
-    def __init__(self, processor: ProcessorMixin) -> None:
-        self.image_processor = processor.image_processor
-        self.video_processor = processor.video_processor
-
-    def patchify(self, samples: Sequence[PreparedSample], device: torch.device | str | None = None) -> Patches:
-        """Patches of all media of `samples`, in order.
-
-        Args:
-            samples: prepared samples; text-only ones add nothing.
-            device: where rescaling and patching run; None = CPU.
-
-        Raises:
-            MediaError: a grid differs from the prepared one, with the sample's id.
-        """
-        import torch
-
-        images = [(sample.uid, image) for sample in samples for image in sample.images]
-        videos = [(sample.uid, video) for sample in samples for video in sample.videos]
-        parts, image_grid, video_grid, num_image = [], None, None, 0
-        if images:
-            pixels = [as_tensor(image.pixels, device) for _, image in images]
-            out = self.image_processor(images=pixels, do_resize=False, return_tensors="pt")
-            image_grid, num_image = out["image_grid_thw"], len(out["pixel_values"])
-            _check_grids(image_grid, images)
-            parts.append(out["pixel_values"])
-        if videos:
-            frames = [as_tensor(video.frames, device) for _, video in videos]
-            # Set explicitly where it exists: transformers 5.22 turns the cap on. Other families do not know it.
-            cap = {"cap_pixels_per_frame": False} if hasattr(self.video_processor, "cap_pixels_per_frame") else {}
-            out = self.video_processor(
-                videos=frames,
-                video_metadata=[dict(video.metadata) for _, video in videos],
-                do_resize=False,
-                do_sample_frames=False,
-                **cap,
-                return_tensors="pt",
-            )
-            video_grid = out["video_grid_thw"]
-            _check_grids(video_grid, videos)
-            parts.append(out["pixel_values_videos"])
-        return Patches(
-            pixel_values=torch.cat(parts) if parts else None,
-            image_grid_thw=image_grid,
-            video_grid_thw=video_grid,
-            num_image_patches=num_image,
-        )
-
-
-def as_tensor(array: object, device: torch.device | str | None = None) -> torch.Tensor:
-    """uint8 array -> tensor without a copy where possible."""
-    import torch
-
-    plain = np.asarray(array)
-    tensor = torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-    return tensor if device is None else tensor.to(device)
-
-
-def _check_grids(grids: torch.Tensor, media: Sequence[tuple[str, PreparedImage | PreparedVideo]]) -> None:
-    for row, (uid, medium) in zip(grids.tolist(), media, strict=True):
-        if tuple(row) != tuple(medium.grid):
-            raise MediaError(uid, f"the processor gives grid {tuple(row)}, the sample was prepared with {medium.grid}")
 
 
 def load_processor(model_path: str | Path) -> ProcessorMixin:

@@ -22,12 +22,13 @@ from datamodules.types import Sample
 from datamodules.video.cache import VideoCache
 from datamodules.video.decode import check_decoder
 from datamodules.video.service import DecodeService
-from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+from datamodules.video.spec import ImageSpec, VideoSpec
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
     from datamodules.lengths import Length
+    from datamodules.video.spec import MediaFamily, MediaSpec
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class VideoRLDataModule(L.LightningDataModule):
 
     Args:
         model_path: folder (or hub name) whose processor defines tokenizer, chat template and patch sizes.
+        family: the model's family, one of `lightning_modules.families`: how it writes media into prompts.
         train_files: annotation file(s) of the training split.
         val_files: annotation file(s) of the held-out split; may be empty.
         type_name: the one name of a problem type, whatever its spelling or alias (`RewardRouter.type_name`); records
@@ -59,12 +61,15 @@ class VideoRLDataModule(L.LightningDataModule):
         model_path: str,
         train_files: Sequence[str] | str = (),
         val_files: Sequence[str] | str = (),
+        *,
+        family: MediaFamily,
         type_name: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.options = DataOptions(**options)
         self.model_path, self.type_name = model_path, type_name
+        self.family = family
         self.train_files, self.val_files = _listed(train_files), _listed(val_files)
         weights = self.options.mixture_weights
         if weights is not None and len(weights) != len(self.train_files):
@@ -168,9 +173,9 @@ class VideoRLDataModule(L.LightningDataModule):
         return self._processor
 
     @property
-    def rules(self) -> MediaRules:
+    def rules(self) -> MediaSpec:
         """How the model family writes media into prompts."""
-        return MediaRules.from_processor(self.processor)
+        return self.family.open(self.model_path).media_spec(self.processor)
 
     @property
     def preparer(self) -> SamplePreparer:

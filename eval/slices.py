@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datamodules.common.seeds import response_seed
 from datamodules.video.service import DecodeService
@@ -28,6 +28,9 @@ from eval.run.scoring import Scorer, scored_items
 from rewards.router import RewardRouter
 from rollout.types import GenerateFn, GenerateRequest, SamplingSpec
 
+if TYPE_CHECKING:
+    from datamodules.video.spec import MediaFamily
+
 log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
@@ -41,7 +44,8 @@ class BenchmarkSlices:
     Args:
         benchmarks: names, or "all".
         data_root: folder with one folder per benchmark.
-        model_path: the model whose processor and family the training uses.
+        model_path: the model whose processor the training uses.
+        family: its family.
         limit: items per benchmark; None = all.
         batch_size: items per call of the engine and rank.
         style: prompt style.
@@ -58,6 +62,7 @@ class BenchmarkSlices:
         benchmarks: Sequence[str] | str,
         data_root: str,
         model_path: str,
+        family: MediaFamily,
         limit: int | None = 64,
         batch_size: int = 16,
         style: str = "official",
@@ -78,6 +83,7 @@ class BenchmarkSlices:
         self._frames = {key: value for key, value in (frames or {}).items() if value is not None}
         self._settings = PrepareSettings(
             model_path=model_path,
+            family=family,
             frame_policy=frame_policy,
             frame_overrides=self._frames,
             max_prompt_tokens=max_prompt_tokens,

@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 
 from datamodules.common.seeds import response_seed
+from datamodules.prepare import load_processor
 from rollout.engines.lockstep import LockStepEngine
 from rollout.model_folder import model_folder
-from rollout.tokens import model_token_ids
-from rollout.types import Engine, GenerateRequest, GroupSink, Response, RolloutEditor, RolloutGroup, SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names
+from rollout.types import (
+    Engine,
+    EngineFamily,
+    GenerateRequest,
+    GroupSink,
+    Response,
+    RolloutEditor,
+    RolloutGroup,
+    SamplingSpec,
+)
+from rollout.weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample, StepBatch
@@ -42,6 +51,7 @@ class ColocatedEngineCallback(L.Callback):
         engine: builds the engine; called once the process group exists.
         sampling: how responses are drawn. Empty `banned_ids` and `stop_ids` are filled from the model folder.
         model_path: the model's folder (or hub name) that placeholder ids, stop ids and weight names are read from.
+        family: the model's family, which knows them.
         seed: the run's seed.
         check_weights: compare the names of every sync with the checkpoint and refuse weights that are not finite.
     """
@@ -51,11 +61,13 @@ class ColocatedEngineCallback(L.Callback):
         engine: Callable[[], Engine],
         sampling: SamplingSpec | Mapping[str, Any],
         model_path: str | Path,
+        family: EngineFamily,
         seed: int = 0,
         check_weights: bool = True,
     ) -> None:
         self._build = engine
         self._model_path = model_path
+        self._family = family
         self._seed = seed
         self._check_weights = check_weights
         self._requested = sampling if isinstance(sampling, SamplingSpec) else SamplingSpec(**sampling)
@@ -71,7 +83,7 @@ class ColocatedEngineCallback(L.Callback):
     def sampling(self) -> SamplingSpec:
         """The complete specification: banned and stop ids filled in. The trainer masks the same ids."""
         if self._sampling is None:
-            self._sampling = resolve_sampling(self._requested, self._model_path)
+            self._sampling = resolve_sampling(self._requested, self._model_path, self._family)
         return self._sampling
 
     def subscribe(self, sink: GroupSink) -> None:
@@ -91,7 +103,7 @@ class ColocatedEngineCallback(L.Callback):
         engine = self._build()
         ranks = getattr(engine, "tensor_parallel_size", 1)
         self.engine = LockStepEngine(engine, ranks) if ranks > 1 else engine
-        expected = hub_weight_names(model_folder(self._model_path)) if self._check_weights else None
+        expected = self._family.checkpoint_names(model_folder(self._model_path)) if self._check_weights else None
         self._sync = WeightSync(self.engine, expected, check_finite=self._check_weights)
         self.engine.sleep()
         log.info("engine ready after %.1f s", time.monotonic() - started)
@@ -183,12 +195,14 @@ class ColocatedEngineCallback(L.Callback):
                 timings["sleep"] = time.monotonic() - started
 
 
-def resolve_sampling(spec: SamplingSpec, model_path: str | Path) -> SamplingSpec:
-    """Fill empty `banned_ids` and `stop_ids` from the model folder."""
+def resolve_sampling(spec: SamplingSpec, model_path: str | Path, family: EngineFamily) -> SamplingSpec:
+    """Fill empty `banned_ids` and `stop_ids` with those of the model at `model_path` and its family."""
     banned, stop = tuple(spec.banned_ids), tuple(spec.stop_ids)
     if not banned or not stop:
-        model_banned, model_stop = model_token_ids(model_folder(model_path))
-        banned, stop = banned or model_banned, stop or model_stop
+        folder = model_folder(model_path)
+        family.open(str(folder))
+        banned = banned or tuple(sorted(family.banned_ids))
+        stop = stop or family.stop_ids(load_processor(folder).tokenizer)
     return dataclasses.replace(spec, banned_ids=banned, stop_ids=stop)
 
 

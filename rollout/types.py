@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Self
+
     import numpy as np
     import torch
+    from transformers import PreTrainedTokenizerBase
 
     from datamodules.types import PreparedSample, StepBatch
 
@@ -145,6 +149,45 @@ class GroupSink(Protocol):
 
     def put(self, group: RolloutGroup) -> None:
         """Take one finished group; must return quickly (heavy work goes to a pool)."""
+        ...
+
+
+class EngineFamily(Protocol):
+    """What generation asks of a model family. Families live further down the line and are handed in."""
+
+    def open(self, path: str) -> Self:
+        """Read the configuration of the model at `path`; first of all."""
+        ...
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Ids that a response must not hold (vision placeholders and their delimiters)."""
+        ...
+
+    def stop_ids(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """Ids that end a response."""
+        ...
+
+    def positions(
+        self,
+        input_ids: torch.Tensor,
+        image_grids: Sequence[tuple[int, int, int]],
+        video_grids: Sequence[tuple[int, int, int]],
+        video_fps: Sequence[float] = (),
+    ) -> torch.Tensor:
+        """Rotary positions int64 [3, L] of one prompt int64 [L]."""
+        ...
+
+    def seconds_per_grid(self, video_fps: Sequence[float]) -> list[float]:
+        """Seconds between temporal patches per video; empty where positions do not measure time."""
+        ...
+
+    def to_checkpoint_name(self, name: str) -> str:
+        """Name in checkpoints of transformers' parameter `name`."""
+        ...
+
+    def checkpoint_names(self, folder: str | Path) -> frozenset[str]:
+        """Names of the weights that a sync must bring."""
         ...
 
 

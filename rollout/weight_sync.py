@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,35 +30,6 @@ class SyncReport:
             "sync/tensors": float(self.num_tensors),
             "sync/gib": self.num_bytes / _BYTES_PER_GIB,
         }
-
-
-def hub_weight_names(model_path: str | Path, optional_prefixes: Sequence[str] = ("mtp.",)) -> frozenset[str]:
-    """Names of the weights saved under `model_path`, without those that the policy need not have.
-
-    Args:
-        model_path: Hugging Face folder with safetensors.
-        optional_prefixes: weights that transformers does not load (multi-token prediction heads).
-
-    Raises:
-        ValueError: the folder holds no safetensors.
-    """
-    from safetensors import safe_open
-
-    folder = Path(model_path)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"])
-    else:
-        names = set()
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                names.update(file.keys())
-    if not names:
-        raise ValueError(f"{folder} holds no *.safetensors; save the model with save_pretrained")
-    tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
-    if tied:
-        names.discard("lm_head.weight")
-    return frozenset(name for name in names if not name.startswith(tuple(optional_prefixes)))
 
 
 class WeightSync:

@@ -24,8 +24,8 @@ from datamodules.records import read_records
 from eval.heldout import EvalRecord, complete, evaluate_batches
 from lightning_modules.launch.config import ConfigError, build, build_data, compose, require_values
 from lightning_modules.launch.console import configure_logging
+from lightning_modules.launch.held_out import lone_engine
 from lightning_modules.launch.training import set_threads
-from rollout.callback import resolve_sampling
 
 log = logging.getLogger("pass_rate")
 
@@ -74,10 +74,7 @@ def measure(config: Any, k: int, right: float) -> dict[str, float]:
     datamodule.set_rank(0, 1)
     datamodule.setup()
     router = build(config.reward)
-    sampling = resolve_sampling(build(config.rollout.sampling), config.model.path)
-    alone = {"tensor_parallel_size": 1, "load_weights": True}
-    extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
-    engine = build(config.rollout.engine, **extra)()
+    engine, sampling = lone_engine(config, config.model.path)
     samples = datamodule.val_samples
     by_uid = {sample.uid: sample for sample in samples}
     found: list[list[EvalRecord]] = [[] for _ in range(k)]

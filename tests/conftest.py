@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Before torch, vLLM or tokenizers are imported anywhere in the session.
@@ -57,6 +59,7 @@ def vllm_engine(tiny_model_dir: Path):
 
     engine = VLLMEngine(
         tiny_model_dir,
+        Qwen3VLFamily(),
         dtype="float32",
         max_model_len=2048,
         max_num_seqs=64,

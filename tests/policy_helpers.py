@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datamodules.prepare import MediaProcessor
 from datamodules.types import PreparedImage, PreparedSample, PreparedVideo, Sample, StepBatch
 from lightning_modules.families.base import ModelFamily
 from lightning_modules.layouts.base import Context
@@ -115,7 +114,7 @@ def make_batch(processor, kinds: tuple[str, ...] = KINDS, n: int = 3, seed: int 
 
 def context(family: ModelFamily, processor) -> Context:
     """CPU context."""
-    return Context(family, Patchifier(MediaProcessor(processor)), torch.device("cpu"))
+    return Context(family, Patchifier(processor), torch.device("cpu"))
 
 
 def load_processor(path: str | Path):

@@ -11,7 +11,9 @@ import torch
 
 from datamodules.common.seeds import response_seed
 from datamodules.types import PreparedImage, PreparedSample, PreparedVideo, Sample
-from rollout.positions import chain_positions
+from lightning_modules.families.positions import chain_positions
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
+from rollout.callback import resolve_sampling
 from rollout.types import Engine, GenerateRequest, SamplingSpec
 
 MODALITIES = ("text", "image", "video", "two videos", "image and video")
@@ -102,6 +104,12 @@ def reference_logprobs(model, processor, prompt, token_ids, temperature=1.0, ban
         logits = model(**inputs).logits[0, -response.shape[1] - 1 : -1].float()
         logits[:, list(banned)] = float("-inf")
         return (logits / temperature).log_softmax(-1).gather(1, response.T)[:, 0].numpy()
+
+
+def model_token_ids(folder, family=None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(banned ids, stop ids) of a saved model; the tiny Qwen3-VL without a family."""
+    spec = resolve_sampling(SamplingSpec(), folder, family or Qwen3VLFamily())
+    return spec.banned_ids, spec.stop_ids
 
 
 def make_requests(prompts, spec: SamplingSpec, seed: int = 0, step: int = 0) -> list[GenerateRequest]:

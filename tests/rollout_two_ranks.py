@@ -50,6 +50,7 @@ def run(model_dir: str, tensor_parallel_size: int, processor, reference, policy)
     from rollout_helpers import reference_logprobs
 
     from datamodules.types import StepBatch
+    from lightning_modules.families.qwen3_vl import Qwen3VLFamily
     from rollout.callback import ColocatedEngineCallback
     from rollout.engines.vllm import VLLMEngine
 
@@ -57,6 +58,7 @@ def run(model_dir: str, tensor_parallel_size: int, processor, reference, policy)
     callback = ColocatedEngineCallback(
         lambda: VLLMEngine(
             model_dir,
+            Qwen3VLFamily(),
             dtype="float32",
             max_model_len=1024,
             max_num_seqs=16,
@@ -68,6 +70,7 @@ def run(model_dir: str, tensor_parallel_size: int, processor, reference, policy)
         ),
         {"n": 2, "max_tokens": 8},
         model_dir,
+        Qwen3VLFamily(),
         seed=9,
     )
     callback.setup(None, policy, "fit")

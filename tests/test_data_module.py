@@ -20,6 +20,7 @@ from datamodules.steps import Shard, prompt_cost
 from datamodules.video.decode import decode_spec
 from datamodules.video.spec import VideoSpec
 from datamodules.video_rl import VideoRLDataModule
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.launch.config import build, compose
 
 
@@ -33,6 +34,7 @@ def make(data, tiny_model_dir, tmp_path):
     def build(**options):
         defaults = {
             "model_path": str(tiny_model_dir),
+            "family": Qwen3VLFamily(),
             "train_files": [str(data / "train.jsonl")],
             "val_files": [str(data / "val.jsonl")],
             "media_root": str(data),

@@ -10,15 +10,16 @@ import pytest
 import torch
 from data_media import numbered_frames, write_video
 from PIL import Image
-from tiny_families import BUILDERS
+from tiny_families import BUILDERS, family_of
 
 from datamodules.errors import MediaError
 from datamodules.lengths import histogram, overlong, prompt_length, prompt_lengths
-from datamodules.prepare import MediaProcessor, OverlongError, SamplePreparer, load_processor
+from datamodules.prepare import OverlongError, SamplePreparer, load_processor
 from datamodules.prompts import PromptTemplates, place_media
 from datamodules.types import MediaRef, Sample
 from datamodules.video.cache import VideoCache
-from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+from datamodules.video.spec import ImageSpec, VideoSpec
+from lightning_modules.layouts.patchify import Patchifier
 from rewards.router import RewardRouter
 
 
@@ -38,16 +39,29 @@ FAMILIES = ["qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v"]
 
 
 @pytest.fixture(scope="module")
-def processors(tiny_model_dir, tmp_path_factory):
-    """Processors of all families: times in the prompt or not, factor 28 or 32, a placeholder for each medium or one."""
+def folders(tiny_model_dir, tmp_path_factory):
+    """Folders with the configuration and processor of every family."""
     from transformers import PreTrainedTokenizerFast
 
-    found = {"qwen3_vl": load_processor(tiny_model_dir)}
+    found = {"qwen3_vl": tiny_model_dir}
     for name, builder in BUILDERS.items():
-        folder = tmp_path_factory.mktemp(name)
-        builder(PreTrainedTokenizerFast.from_pretrained(tiny_model_dir))[1].save_pretrained(folder)
-        found[name] = load_processor(folder)
+        found[name] = tmp_path_factory.mktemp(name)
+        model, processor = builder(PreTrainedTokenizerFast.from_pretrained(tiny_model_dir))
+        model.config.save_pretrained(found[name])
+        processor.save_pretrained(found[name])
     return found
+
+
+@pytest.fixture(scope="module")
+def processors(folders):
+    """Processors of all families: times in the prompt or not, factor 28 or 32, a placeholder for each medium or one."""
+    return {name: load_processor(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def rules(folders, processors):
+    """What each family says about its processor."""
+    return {name: family_of(name).open(str(folders[name])).media_spec(processors[name]) for name in folders}
 
 
 SAMPLES = {
@@ -76,8 +90,7 @@ SAMPLES = {
 }
 
 
-def make_preparer(processor, media, cache_dir=None, **options):
-    rules = MediaRules.from_processor(processor)
+def make_preparer(processor, rules, media, cache_dir=None, **options):
     return SamplePreparer(
         processor,
         rules,
@@ -109,46 +122,35 @@ def processor_output(processor, prepared):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", list(SAMPLES))
-def test_prompt_equals_the_processor(processors, media, family, kind):
+def test_prompt_equals_the_processor(processors, rules, folders, media, family, kind):
     processor = processors[family]
-    preparer = make_preparer(processor, media)
+    preparer = make_preparer(processor, rules[family], media)
     prepared = preparer.prepare(SAMPLES[kind])
     expected = processor_output(processor, prepared)
     assert prepared.expanded_ids == tuple(expected["input_ids"][0].tolist())
     assert prompt_length(SAMPLES[kind], preparer) == prepared.num_prompt_tokens
     pads = {preparer.rules.image_token_id, preparer.rules.video_token_id}
     assert sum(token in pads for token in prepared.prompt_ids) == len(prepared.images) + len(prepared.videos)
-    patches = MediaProcessor(processor).patchify([prepared])
-    parts = [expected[key] for key in ("pixel_values", "pixel_values_videos") if key in expected]
-    if not parts:
-        assert patches.pixel_values is None
-        return
-    torch.testing.assert_close(patches.pixel_values, torch.cat(parts), rtol=0, atol=0)
-    for key in ("image_grid_thw", "video_grid_thw"):
-        ours = getattr(patches, key)
+    patches = Patchifier(processor)(prepared)
+    for ours, grids, key, grid_key in (
+        (patches.images, patches.image_grids, "pixel_values", "image_grid_thw"),
+        (patches.videos, patches.video_grids, "pixel_values_videos", "video_grid_thw"),
+    ):
         assert (ours is None) == (key not in expected)
-        assert ours is None or torch.equal(ours, expected[key])
+        if ours is not None:
+            torch.testing.assert_close(ours, expected[key], rtol=0, atol=0)
+            assert [list(grid) for grid in grids] == expected[grid_key].tolist()
     if family == "qwen2_5_vl" and prepared.videos:
-        seconds = [2 / video.metadata.sampled_fps for video in prepared.videos]
+        seconds = (
+            family_of(family)
+            .open(str(folders[family]))
+            .seconds_per_grid([video.metadata.sampled_fps for video in prepared.videos])
+        )
         assert seconds == pytest.approx([float(x) for x in expected["second_per_grid_ts"]])
 
 
-def test_patches_of_several_samples_are_images_then_videos(processors, media):
-    processor = processors["qwen3_vl"]
-    preparer, patcher = make_preparer(processor, media), MediaProcessor(processor)
-    samples = [preparer.prepare(SAMPLES[kind]) for kind in ("image_video", "text", "video", "image")]
-    together = patcher.patchify(samples)
-    single = [patcher.patchify([sample]) for sample in samples if sample.images or sample.videos]
-    images = [p.pixel_values[: p.num_image_patches] for p in single]
-    videos = [p.pixel_values[p.num_image_patches :] for p in single]
-    torch.testing.assert_close(together.pixel_values, torch.cat(images + videos), rtol=0, atol=0)
-    assert together.image_grid_thw.tolist() == [
-        g for p in single if p.num_image_patches for g in p.image_grid_thw.tolist()
-    ]
-
-
-def test_golden_prompt_with_times(processors, media):
-    prepared = make_preparer(processors["qwen3_vl"], media).prepare(SAMPLES["video"])
+def test_golden_prompt_with_times(processors, rules, media):
+    prepared = make_preparer(processors["qwen3_vl"], rules["qwen3_vl"], media).prepare(SAMPLES["video"])
     tokenizer = processors["qwen3_vl"].tokenizer
     text = tokenizer.decode(prepared.expanded_ids)
     # 40 frames at 10 fps: indices 0 6 11 17 22 28 33 39; middles 0.3 1.4 2.5 3.6 s; 64x96 -> 2*3 tokens
@@ -157,8 +159,8 @@ def test_golden_prompt_with_times(processors, media):
     assert text.startswith(f"<|im_start|>user\n<|vision_start|>{times}<|vision_end|>When?")
 
 
-def test_golden_prompt_of_glm(processors, media):
-    prepared = make_preparer(processors["glm4v"], media).prepare(SAMPLES["video"])
+def test_golden_prompt_of_glm(processors, rules, media):
+    prepared = make_preparer(processors["glm4v"], rules["glm4v"], media).prepare(SAMPLES["video"])
     text = processors["glm4v"].tokenizer.decode(prepared.expanded_ids)
     # First frames 0 11 22 33 at 10 fps: whole seconds 0 1 2 3; 64x96 -> 56x84 -> 2*3 tokens, written as image tokens
     run = "<|begin_of_image|>" + "<|image|>" * 6 + "<|end_of_image|>"
@@ -166,30 +168,28 @@ def test_golden_prompt_of_glm(processors, media):
     assert text.startswith(f"<|im_start|>user\n<|begin_of_video|>{frames}<|end_of_video|>When?")
 
 
-def test_an_unknown_processor_is_refused_by_name():
-    class OtherProcessor:
-        pass
-
-    with pytest.raises(ValueError, match="OtherProcessor writes media into prompts in a way that is not known here"):
-        MediaRules.from_processor(OtherProcessor())
+@pytest.mark.parametrize(("family", "other"), [("qwen3_vl", "glm4v"), ("glm4v", "qwen2_vl"), ("qwen2_vl", "glm4v")])
+def test_a_processor_of_another_family_is_refused(processors, folders, family, other):
+    with pytest.raises(ValueError, match="they do not belong together"):
+        family_of(family).open(str(folders[family])).media_spec(processors[other])
 
 
 @pytest.mark.parametrize(("family", "token"), [("glm4v", "<|end_of_video|>"), ("qwen2_vl", "<|vision_end|>")])
-def test_delimiters_in_user_text_are_refused(processors, media, family, token):
-    preparer = make_preparer(processors[family], media)
-    assert preparer.processor.tokenizer.convert_tokens_to_ids(token) in preparer.rules.placeholder_ids
+def test_delimiters_in_user_text_are_refused(processors, rules, media, family, token):
+    preparer = make_preparer(processors[family], rules[family], media)
+    assert token in preparer.rules.reserved_tokens
     with pytest.raises(ValueError, match="reserved token"):
         preparer.prepare(replace(SAMPLES["text"], problem=f"What is {token}?"))
 
 
-def test_reserved_tokens_in_user_text_are_refused(processors, media):
-    preparer = make_preparer(processors["qwen3_vl"], media)
+def test_reserved_tokens_in_user_text_are_refused(processors, rules, media):
+    preparer = make_preparer(processors["qwen3_vl"], rules["qwen3_vl"], media)
     with pytest.raises(ValueError, match=r"reserved token <\|video_pad\|>"):
         preparer.prepare(replace(SAMPLES["text"], problem="What is <|video_pad|>?"))
 
 
-def test_overlong_prompts_raise_and_are_never_cut(processors, media):
-    preparer = make_preparer(processors["qwen3_vl"], media, max_prompt_tokens=50)
+def test_overlong_prompts_raise_and_are_never_cut(processors, rules, media):
+    preparer = make_preparer(processors["qwen3_vl"], rules["qwen3_vl"], media, max_prompt_tokens=50)
     with pytest.raises(OverlongError, match=r"sample v: the prompt has 1.. tokens, max_prompt_tokens is 50"):
         preparer.prepare(SAMPLES["video"])
 
@@ -232,8 +232,8 @@ def test_every_known_problem_type_renders():
             assert "A. yes" in text
 
 
-def test_lengths_are_remembered_and_follow_changes(processors, media, tmp_path):
-    preparer = make_preparer(processors["qwen3_vl"], media, tmp_path)
+def test_lengths_are_remembered_and_follow_changes(processors, rules, media, tmp_path):
+    preparer = make_preparer(processors["qwen3_vl"], rules["qwen3_vl"], media, tmp_path)
     samples = [replace(sample, uid=f"{sample.uid}{i}") for i in range(20) for sample in SAMPLES.values()]
     samples.append(replace(SAMPLES["video"], uid="gone", videos=(MediaRef("absent.mp4"),)))
     first = prompt_lengths(samples, preparer, tmp_path)
@@ -256,29 +256,27 @@ def test_lengths_are_remembered_and_follow_changes(processors, media, tmp_path):
     assert "1 unreadable" in histogram(first, 100)
 
 
-def test_bad_image_is_bad_media(processors, media, tmp_path):
+def test_bad_image_is_bad_media(processors, rules, media, tmp_path):
     (media / "bad.png").write_bytes((media / "c.png").read_bytes()[:300])
-    preparer = make_preparer(processors["qwen3_vl"], media)
+    preparer = make_preparer(processors["qwen3_vl"], rules["qwen3_vl"], media)
     with pytest.raises(MediaError, match="cannot be used as an image"):
         preparer.prepare(replace(SAMPLES["image"], images=(MediaRef("bad.png"),)))
 
 
-def test_media_survive_json(processors):
-    rules = MediaRules.from_processor(processors["qwen3_vl"])
-    assert (rules.factor, rules.timestamp_style) == (32, "seconds")
-    assert (MediaRules.from_processor(processors["qwen2_5_vl"]).factor) == 28
-    assert json.loads(json.dumps(VideoSpec.for_rules(rules).fingerprint()))["patch_size"] == 16
+def test_media_survive_json(rules):
+    assert (rules["qwen3_vl"].factor, rules["qwen3_vl"].timestamp_style) == (32, "seconds")
+    assert rules["qwen2_5_vl"].factor == 28
+    assert json.loads(json.dumps(VideoSpec.for_rules(rules["qwen3_vl"]).fingerprint()))["patch_size"] == 16
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_lengths_equal_the_processor_on_real_clips(processors, shared_data, family):
+def test_lengths_equal_the_processor_on_real_clips(processors, rules, shared_data, family):
     processor = processors[family]
-    rules = MediaRules.from_processor(processor)
     preparer = SamplePreparer(
         processor,
-        rules,
-        VideoSpec.for_rules(rules, max_frames=6, max_pixels=131_072),
-        ImageSpec.for_rules(rules),
+        rules[family],
+        VideoSpec.for_rules(rules[family], max_frames=6, max_pixels=131_072),
+        ImageSpec.for_rules(rules[family]),
         VideoCache(None, shared_data / "videos"),
         PromptTemplates(),
     )

@@ -21,6 +21,7 @@ from datamodules.types import MediaRef
 from datamodules.video.cache import VideoCache
 from datamodules.video.maintenance import used_bytes
 from datamodules.video_rl import VideoRLDataModule
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.launch import preprocess as script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +48,7 @@ def make(data, tiny_model_dir):
         module = VideoRLDataModule(
             str(tiny_model_dir),
             str(data / "d.jsonl"),
+            family=Qwen3VLFamily(),
             media_root=str(data),
             cache_dir=str(data / cache),
             video_min_pixels=2048,
@@ -159,7 +161,9 @@ def test_killed_preprocessing_leaves_no_process_and_a_usable_cache(make, data):
     code = (
         "import sys; sys.path.insert(0, 'tests')\n"
         "from datamodules.preprocess import *\nfrom datamodules.video_rl import VideoRLDataModule\n"
-        f"m = VideoRLDataModule({module.model_path!r}, {str(data / 'd.jsonl')!r}, media_root={str(data)!r},"
+        "from lightning_modules.families.qwen3_vl import Qwen3VLFamily\n"
+        f"m = VideoRLDataModule({module.model_path!r}, {str(data / 'd.jsonl')!r}, family=Qwen3VLFamily(),"
+        f" media_root={str(data)!r},"
         f" cache_dir={str(data / 'killed')!r}, video_min_pixels=2048)\nm.setup()\n"
         "w = plan_work(m.train_samples, m.preparer)\n"
         "for done in run_local(w.jobs, m.cache, 1, 60): print('done', flush=True)\n"

@@ -20,12 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RANK = """
 import json, os, sys
 import torch.distributed as dist
-from datamodules.video_rl import VideoRLDataModule
+from datamodules.video_rl import VideoRLDataModule as Data
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model, data = sys.argv[1:3]
 # Rank 1 does not see the long video, so only rank 0 can find out that its prompt is too long.
-module = VideoRLDataModule(model, data + "/d.jsonl", media_root=data + ("/all" if rank == 0 else "/some"),
+module = Data(model, data + "/d.jsonl", family=Qwen3VLFamily(), media_root=data + ("/all" if rank == 0 else "/some"),
     video_min_pixels=2048, prompt_templates="tiny", rollout_batch_size=2, max_prompt_tokens=150, max_steps=3)
 module.set_rank(rank, 2)
 batches = [[p.uid for p in b.prompts] + [u for u, _ in b.lost] for b in module.train_dataloader()]
@@ -60,9 +61,11 @@ def test_every_rank_drops_the_same_samples(tmp_path, tiny_model_dir):
 
 LOADER = """
 import sys, time
-from datamodules.video_rl import VideoRLDataModule
+from datamodules.video_rl import VideoRLDataModule as Data
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 model, data, size = sys.argv[1:4]
-module = VideoRLDataModule(model, data + "/d.jsonl", media_root=data, video_min_pixels=2048, prompt_templates="tiny",
+module = Data(model, data + "/d.jsonl", family=Qwen3VLFamily(), media_root=data, video_min_pixels=2048,
+    prompt_templates="tiny",
     rollout_batch_size=int(size), num_workers=1, max_steps=100000, decode_timeout_s=60, source_mode="decode")
 for batch in module.train_dataloader():
     print("batch", flush=True)

@@ -17,6 +17,7 @@ from datamodules.video.spec import VideoSpec
 from eval.benchmarks import catalogue
 from eval.benchmarks.loading import load
 from eval.run.prepare import PrepareSettings
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 
 FPS, COUNT = 3, 40
 
@@ -114,7 +115,7 @@ def test_episodic_reasoning_of_mvbench_is_asked_from_its_frames(tmp_path, frames
     assert item.sample.videos == (MediaRef(str(folder), 2.0, 9.5),)
     assert item.folder_fps == FPS
     assert str(folder) not in report.missing_media
-    preparer = PrepareSettings(str(tiny_model_dir), benchmark_frames=catalogue.get("mvbench").frames)()
+    preparer = PrepareSettings(str(tiny_model_dir), Qwen3VLFamily(), benchmark_frames=catalogue.get("mvbench").frames)()
     ready = preparer(item)
     (video,) = ready.prompt.videos
     # The official policy: 16 frames, evenly from 2.0 s to 9.5 s; pairs of them are one time in the prompt.

@@ -18,6 +18,7 @@ from eval.benchmarks import catalogue
 from eval.run.prepare import PrepareSettings
 from eval.run.records import read_records
 from eval.run.runner import BenchmarkRun, RunOptions
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.types import SamplingSpec
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -38,7 +39,7 @@ def drawn(tmp_path_factory) -> Path:
 def make_run(output: Path, data: Path, model: Path, name: str = "charades_sta", **options) -> BenchmarkRun:
     from rollout.callback import resolve_sampling
 
-    spec = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=8), model)
+    spec = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=8), model, Qwen3VLFamily())
     settings = RunOptions(
         output_dir=str(output),
         data_root=str(data),
@@ -47,7 +48,7 @@ def make_run(output: Path, data: Path, model: Path, name: str = "charades_sta", 
         sampling=spec,
         **{"processes": 1, **options},
     )
-    prepare = PrepareSettings(str(model), frame_overrides=FRAMES, thumbnails=True)
+    prepare = PrepareSettings(str(model), Qwen3VLFamily(), frame_overrides=FRAMES, thumbnails=True)
     return BenchmarkRun(catalogue.get(name), settings, prepare)
 
 
@@ -58,7 +59,7 @@ def make_driver(model: Path, calls: list):
         from eval.engine.generate import LockStepDriver
         from rollout.engines.hf import HFEngine
 
-        engine = HFEngine(model)
+        engine = HFEngine(model, Qwen3VLFamily())
 
         def generate(requests):
             calls.extend(request.request_id for request in requests)
@@ -209,13 +210,13 @@ def test_slices_during_training_give_the_figures_of_the_command(tmp_path, drawn,
     from rollout.callback import resolve_sampling
     from rollout.engines.hf import HFEngine
 
-    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=8), tiny_model_dir)
+    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=8), tiny_model_dir, Qwen3VLFamily())
     calls = {0: 0, 1: 0}
     rows: list = []
     barrier = threading.Barrier(2)
 
     def rank(number: int):
-        engine = HFEngine(tiny_model_dir)
+        engine = HFEngine(tiny_model_dir, Qwen3VLFamily())
 
         def generate(requests):
             calls[number] += 1

@@ -20,6 +20,7 @@ from datamodules.common.files import write_lines
 from eval.engine.deadline import WatchedGenerate
 from eval.engine.generate import LockStepDriver
 from eval.run.records import read_records
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rewards.router import RewardRouter
 from rollout.types import GenerateRequest, SamplingSpec
 
@@ -98,7 +99,7 @@ def prompts(tiny_model_dir, spec: SamplingSpec, *uids: str) -> list[GenerateRequ
 
 
 def test_what_a_batch_has_not_answered_at_its_deadline_has_failed_and_the_engine_goes_on(vllm_engine, tiny_model_dir):
-    from rollout.tokens import model_token_ids
+    from rollout_helpers import model_token_ids
 
     banned, stop = model_token_ids(tiny_model_dir)
     endless = SamplingSpec(n=1, max_tokens=500, temperature=0.0, banned_ids=(*banned, *stop))
@@ -164,7 +165,9 @@ def test_vllm_requests_that_cannot_be_rendered_or_get_no_answer_fail_and_a_stopp
     bad = [GenerateRequest(prompt.uid, prompt, spec, 0) for prompt in (blind, long)]
     good = [f"good{i}" for i in range(4)]
     options = {"dtype": "float32", "max_model_len": 2048, "max_num_seqs": 8, "enforce_eager": True}
-    driver = AsyncDriver([lambda: AsyncLLMReplica(tiny_model_dir, **options)], max_in_flight=4, deadline_s=60.0)
+    driver = AsyncDriver(
+        [lambda: AsyncLLMReplica(tiny_model_dir, Qwen3VLFamily(), **options)], max_in_flight=4, deadline_s=60.0
+    )
     try:
         fine = {o.request.request_id: o for o in driver.run([*prompts(tiny_model_dir, spec, *good), *bad])}
         assert {uid for uid, outcome in fine.items() if outcome.response is None} == {"blind", "long"}
@@ -271,8 +274,8 @@ def test_a_slow_judge_is_waited_for_and_what_it_leaves_is_not_judged(server, jud
 
     server.RequestHandlerClass = type("Slow", (server.RequestHandlerClass,), {"do_POST": slow})
     server.replies = [(200, GOOD)]
-    judged.options = changed(judged.options, score_timeout_s=5.0)
-    with RewardRouter(judge=judge(server), threads=1) as router:  # three verdicts one after the other take 6 s
+    judged.options = changed(judged.options, score_timeout_s=120.0)
+    with RewardRouter(judge=judge(server), threads=1) as router:
         assert judged.run(no_model, router, "score")["headline"]["accuracy"] == 100.0
     judged.options = changed(judged.options, score_timeout_s=0.2)
     with RewardRouter(judge=judge(server), threads=1) as router:
@@ -280,5 +283,6 @@ def test_a_slow_judge_is_waited_for_and_what_it_leaves_is_not_judged(server, jud
     assert (result["counts"]["n_not_judged"], result["counts"]["n_failed"]) == (3, 0)
     assert result["headline"]["accuracy"] is None
     held.set()
+    judged.options = changed(judged.options, score_timeout_s=120.0)
     with RewardRouter(judge=judge(server)) as router:
         assert judged.run(no_model, router)["headline"]["accuracy"] == 100.0

@@ -29,7 +29,7 @@ LAYERS = {
         (".",),
         ("demo",),
     ),
-    "rollout": (("types", "tokens", "positions", "model_folder"), ("engines",), (".",)),
+    "rollout": (("types", "model_folder"), ("engines",), (".",)),
     "rewards": (
         ("extract", "geometry", "sandbox", "judge.client"),
         ("base",),

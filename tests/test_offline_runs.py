@@ -18,6 +18,7 @@ from lightning_modules.algorithms.dapo import DAPO
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.remax import ReMax
 from lightning_modules.algorithms.weighting import AsOnPolicy, Shaped
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.offline.mix import MixCallback
 from lightning_modules.offline.prefix import PrefixCallback
 from lightning_modules.offline.replay import ReplayCallback
@@ -55,6 +56,7 @@ def fit(tiny_model_dir, data_folder, engine, offline=None, steps=2, algorithm=No
     data = VideoRLDataModule(
         str(tiny_model_dir),
         str(data_folder / "cold_train.jsonl"),
+        family=Qwen3VLFamily(),
         media_root=str(data_folder),
         cache_dir=None,
         image_min_pixels=2048,
@@ -66,7 +68,7 @@ def fit(tiny_model_dir, data_folder, engine, offline=None, steps=2, algorithm=No
     data.max_steps = steps
     module = make_module(tiny_model_dir, algorithm or GRPO(aggregation="token-mean"), lr=2e-3)
     spec = {"n": N, "max_tokens": MAX_TOKENS} | sampling
-    rollout = ColocatedEngineCallback(lambda: KeepOpen(engine), spec, tiny_model_dir, seed=3)
+    rollout = ColocatedEngineCallback(lambda: KeepOpen(engine), spec, tiny_model_dir, Qwen3VLFamily(), seed=3)
     router = RewardRouter(routes={"ocr": OCR(metric="exact")}, style="direct")
     watcher = Watcher()
     callbacks = [rollout, RewardCallback(router), *([offline] if offline else []), watcher]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from importlib import import_module
 
 import pytest
 import torch
 from conftest import TINY_CORPUS
 from policy_helpers import KINDS, GradientRecorder, context, load_processor, make_batch, make_group, prepared_sample
-from tiny_families import BUILDERS, FAMILIES, build
+from tiny_families import BUILDERS, build, family_of
 
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.families.policy import PolicyModel
@@ -17,11 +16,6 @@ from lightning_modules.layouts.packed import PackedLayout
 from lightning_modules.layouts.padded import PaddedLayout
 from lightning_modules.layouts.shared_prefix import SharedPrefixLayout
 from lightning_modules.update.updater import PolicyUpdater, UpdateSettings
-
-
-def family_of(name):
-    module, cls = FAMILIES[name].rsplit(".", 1)
-    return getattr(import_module(module), cls)()
 
 
 @pytest.fixture(scope="module", params=sorted(BUILDERS))

@@ -19,6 +19,7 @@ from lightning_modules.algorithms.importance import ImportanceCorrection
 from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.algorithms.luffy import Luffy
 from lightning_modules.core.metrics import MetricBag
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.update.collect import collect
 from lightning_modules.update.mismatch import MismatchGate
 from lightning_modules.update.optim import OptimizerSettings
@@ -173,7 +174,7 @@ def test_a_refused_batch_moves_nothing(tiny_model_dir, processor, settings):
 def test_an_engine_with_other_weights_is_refused_until_it_is_synchronised(tiny_model_dir, processor):
     """A real engine whose vision tower is off by one sync: refused; the next sync mends it."""
     module = make_module(tiny_model_dir, mismatch_gate=MismatchGate(max_kl=1e-3, patience=2))
-    engine = HFEngine(tiny_model_dir)
+    engine = HFEngine(tiny_model_dir, Qwen3VLFamily())
     spec = SamplingSpec(n=3, max_tokens=6, banned_ids=module.banned_ids)
     prompts = [prepared_sample(processor, "gate:0", "video"), prepared_sample(processor, "gate:1", "text")]
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from policy_helpers import context, load_processor, make_batch
 
-from datamodules.prepare import MediaProcessor
 from lightning_modules.algorithms.grpo import GRPO
 from lightning_modules.algorithms.kl import KLPenalty
 from lightning_modules.families.policy import PolicyModel
@@ -194,7 +193,7 @@ def test_further_passes_use_the_patches_again(tiny_model_dir, processor, cache_m
 
 def test_patches_beyond_the_bound_are_made_anew(processor):
     samples = make_batch(processor, ("video", "image", "text")).prompts
-    patchify = Patchifier(MediaProcessor(processor))
+    patchify = Patchifier(processor)
     plain = [patchify(sample) for sample in samples]
     assert [p.num_bytes for p in plain] == [2 * 16 * 1536 * 4, 4 * 2 * 1536 * 4, 0], "patches of 16 x 16 x 2 x 3 floats"
     cache = PatchCache(patchify, max_bytes=plain[0].num_bytes)

@@ -12,6 +12,7 @@ from rollout_helpers import make_sample, reference_logprobs
 
 from datamodules.common.seeds import response_seed
 from datamodules.types import StepBatch
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.callback import ColocatedEngineCallback, assemble
 from rollout.types import GenerateRequest, SamplingSpec
 
@@ -84,7 +85,7 @@ def policy(tiny_model_dir):
 
 def make_callback(engine, tiny_model_dir, **sampling) -> ColocatedEngineCallback:
     spec = {"n": 3, "temperature": 1.0, "max_tokens": 8} | sampling
-    return ColocatedEngineCallback(lambda: KeepOpen(engine), spec, tiny_model_dir, seed=5)
+    return ColocatedEngineCallback(lambda: KeepOpen(engine), spec, tiny_model_dir, Qwen3VLFamily(), seed=5)
 
 
 def trainer_with(callback, steps: int) -> L.Trainer:
@@ -155,8 +156,8 @@ def test_greedy_baseline_and_hf_engine_agree(vllm_engine, tiny_model_dir, proces
     policy.needs_greedy_baseline = True
     prompts = [make_sample(processor, kind) for kind in ("video", "text")]
     greedy = []
-    for build in (lambda: KeepOpen(vllm_engine), lambda: HFEngine(tiny_model_dir)):
-        callback = ColocatedEngineCallback(build, SamplingSpec(n=2, max_tokens=8), tiny_model_dir)
+    for build in (lambda: KeepOpen(vllm_engine), lambda: HFEngine(tiny_model_dir, Qwen3VLFamily())):
+        callback = ColocatedEngineCallback(build, SamplingSpec(n=2, max_tokens=8), tiny_model_dir, Qwen3VLFamily())
         callback.setup(None, policy, "fit")
         batch = StepBatch(prompts=prompts)
         callback.on_train_batch_start(None, policy, batch, 0)

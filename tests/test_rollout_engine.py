@@ -8,13 +8,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from rollout_helpers import logprob_gate, make_requests, make_sample, reference_logprobs
+from rollout_helpers import logprob_gate, make_requests, make_sample, model_token_ids, reference_logprobs
 
 from datamodules.common.seeds import response_seed
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.engines.hf import HFEngine, processed_logprobs
-from rollout.tokens import model_token_ids
 from rollout.types import SampleError, SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names
+from rollout.weight_sync import WeightSync
 
 LONG = "What colour is the square? " * 30
 """More than one block of the prefix cache (128 tokens on CPU): shorter prompts are never cached."""
@@ -42,7 +42,7 @@ def spec(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hf_engine(tiny_model_dir):
-    return HFEngine(tiny_model_dir)
+    return HFEngine(tiny_model_dir, Qwen3VLFamily())
 
 
 def scorer(model, processor, spec):
@@ -78,7 +78,7 @@ def test_engine_follows_perturbed_weights(
     perturb(model, part)
     with pytest.raises(RuntimeError, match=r"sample (video|image):0: engine and trainer disagree about token"):
         logprob_gate(vllm_engine, requests, scorer(model, processor, spec), 1e-5)
-    sync = WeightSync(vllm_engine, hub_weight_names(tiny_model_dir))
+    sync = WeightSync(vllm_engine, Qwen3VLFamily().checkpoint_names(tiny_model_dir))
     report = sync.sync(1, model.named_parameters)
     assert report.num_tensors == len(list(model.named_parameters()))
     assert report.num_bytes == sum(p.numel() * 4 for p in model.parameters())
@@ -103,7 +103,7 @@ def test_stale_caches_are_what_the_reset_prevents(vllm_engine, restore_engine_we
 
 
 def test_hf_engine_follows_weights(tiny_model_dir, model, processor, spec):
-    engine = HFEngine(tiny_model_dir)
+    engine = HFEngine(tiny_model_dir, Qwen3VLFamily())
     perturb(model, "visual")
     engine.update_weights(model.named_parameters())
     logprob_gate(engine, make_requests([make_sample(processor, "video")], spec), scorer(model, processor, spec), 1e-5)
@@ -122,7 +122,7 @@ def test_hf_engine_follows_weights(tiny_model_dir, model, processor, spec):
 def test_bad_weight_streams_are_refused(change, message, vllm_engine, restore_engine_weights, model, tiny_model_dir):
     weights = dict(model.named_parameters())
     change(weights)
-    sync = WeightSync(vllm_engine, hub_weight_names(tiny_model_dir))
+    sync = WeightSync(vllm_engine, Qwen3VLFamily().checkpoint_names(tiny_model_dir))
     with pytest.raises(RuntimeError, match=message):
         sync.sync(1, weights.items)
     assert not sync.is_current(1)

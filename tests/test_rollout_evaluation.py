@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rollout_helpers import make_requests, make_sample, reference_logprobs
+from rollout_helpers import make_requests, make_sample, model_token_ids, reference_logprobs
 
 from datamodules.types import StepBatch
 from datamodules.video_rl import VideoRLDataModule
 from eval.callback import EvaluationCallback
 from eval.heldout import EvalRecord, complete, evaluate_batches, generate_tolerantly, summarise
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rewards.router import RewardRouter
 from rollout.callback import ColocatedEngineCallback
 from rollout.table import RolloutTableCallback
-from rollout.tokens import model_token_ids
 from rollout.types import SampleError, SamplingSpec
 
 
@@ -72,7 +72,11 @@ def test_callback_scores_the_heldout_split(vllm_engine, tiny_model_dir, tmp_path
     def datamodule(answers):
         file = write_records(tmp_path / "val.json", answers)
         module = VideoRLDataModule(
-            str(tiny_model_dir), val_files=[str(file)], media_root=str(tmp_path), val_batch_size=2
+            str(tiny_model_dir),
+            family=Qwen3VLFamily(),
+            val_files=[str(file)],
+            media_root=str(tmp_path),
+            val_batch_size=2,
         )
         module.setup()
         return module
@@ -88,7 +92,9 @@ def test_callback_scores_the_heldout_split(vllm_engine, tiny_model_dir, tmp_path
         router.score(response=said[f"{i}/0"], ground_truth=answer, problem_type=kind).accuracy
         for i, (kind, answer) in enumerate(answers)
     ]
-    engine = ColocatedEngineCallback(lambda: SessionEngine(vllm_engine), {"n": 2, "max_tokens": 8}, tiny_model_dir)
+    engine = ColocatedEngineCallback(
+        lambda: SessionEngine(vllm_engine), {"n": 2, "max_tokens": 8}, tiny_model_dir, Qwen3VLFamily()
+    )
     policy = SimpleNamespace(weights_version=0, engine_weights=model.named_parameters, rl_step=0)
     engine.setup(None, policy, "fit")
     evaluation = EvaluationCallback(router, every_n_steps=2, max_steps=3, run_dir=tmp_path / "run")
@@ -198,7 +204,9 @@ def test_every_sample_ends_in_exactly_one_record(processor):
 
 
 def test_rollout_table(vllm_engine, processor, tiny_model_dir, model, tmp_path):
-    engine = ColocatedEngineCallback(lambda: SessionEngine(vllm_engine), {"n": 2, "max_tokens": 6}, tiny_model_dir)
+    engine = ColocatedEngineCallback(
+        lambda: SessionEngine(vllm_engine), {"n": 2, "max_tokens": 6}, tiny_model_dir, Qwen3VLFamily()
+    )
     policy = SimpleNamespace(weights_version=0, engine_weights=model.named_parameters)
     engine.setup(None, policy, "fit")
     batch = StepBatch([make_sample(processor, "text", uid=f"p{i}", seed=i) for i in range(3)], rl_step=4)
@@ -225,6 +233,7 @@ def test_real_clip_through_cache_engine_and_model(vllm_engine, shared_data, tiny
     (tmp_path / "val.json").write_text(json.dumps([record]))
     data = VideoRLDataModule(
         str(tiny_model_dir),
+        family=Qwen3VLFamily(),
         val_files=[str(tmp_path / "val.json")],
         media_root=str(clip.parent),
         cache_dir=str(tmp_path / "cache"),

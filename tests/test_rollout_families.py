@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
 from conftest import TINY_CORPUS
-from rollout_helpers import MODALITIES, logprob_gate, make_requests, make_sample, reference_logprobs
-from tiny_families import BUILDERS, FAMILIES, build
+from rollout_helpers import MODALITIES, logprob_gate, make_requests, make_sample, model_token_ids, reference_logprobs
+from tiny_families import BUILDERS, FAMILIES, build, family_of
 
+from lightning_modules.families.positions import chain_positions
 from rollout.engines.hf import HFEngine
 from rollout.engines.vllm import VLLMEngine
-from rollout.positions import chain_positions
-from rollout.tokens import model_token_ids, seconds_per_grid
 from rollout.types import SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names
+from rollout.weight_sync import WeightSync
 
 BOUND = {"glm4v": 3e-5, "qwen3_5": 3e-5}
 """Largest difference of log-probs in float32 where it is not 1e-5: sharper random weights amplify rounding."""
@@ -38,6 +35,7 @@ def family(request, tmp_path_factory, vllm_engine):
     build_qwen3_5(folder) if name == "qwen3_5" else build(name, folder, TINY_CORPUS)
     engine = VLLMEngine(
         folder,
+        family_of(name),
         dtype="bfloat16" if name == "qwen3_5" else "float32",
         max_model_len=1024,
         max_num_seqs=16,
@@ -46,7 +44,7 @@ def family(request, tmp_path_factory, vllm_engine):
         enforce_eager=True,
     )
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-    yield name, folder, AutoProcessor.from_pretrained(folder), model, engine, HFEngine(folder)
+    yield name, folder, AutoProcessor.from_pretrained(folder), model, engine, HFEngine(folder, family_of(name))
     engine.close()
 
 
@@ -70,7 +68,7 @@ def build_qwen3_5(folder) -> None:
 
 def gate(family, engine, modality):
     name, folder, processor, model, *_ = family
-    banned, stop = model_token_ids(folder)
+    banned, stop = model_token_ids(folder, family_of(name))
     spec = SamplingSpec(n=2, max_tokens=8, banned_ids=banned, stop_ids=stop)
     return logprob_gate(
         engine,
@@ -93,8 +91,7 @@ def test_ids_and_logprobs_equal_the_models(family, modality):
 
 def test_weights_follow_under_checkpoint_names(family):
     name, folder, _, model, *engines = family
-    module, cls = FAMILIES[name].rsplit(".", 1)
-    checkpoint_name = getattr(import_module(module), cls)().to_checkpoint_name
+    checkpoint_name = family_of(name).to_checkpoint_name
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -103,7 +100,7 @@ def test_weights_follow_under_checkpoint_names(family):
     for engine in engines:
         with pytest.raises(RuntimeError, match="disagree about token"):
             gate(family, engine, "video")
-        WeightSync(engine, hub_weight_names(folder)).sync(
+        WeightSync(engine, family_of(name).checkpoint_names(folder)).sync(
             1, lambda: ((checkpoint_name(n), p) for n, p in model.named_parameters())
         )
         gate(family, engine, "video")
@@ -124,10 +121,12 @@ def test_text_continues_after_the_longest_axis():
     assert chain_positions(positions, torch.tensor([0, 0] + [1] * 6 + [0, 0])).tolist() == positions.tolist()
 
 
-def test_seconds_per_grid_come_from_the_metadata(tiny_model_dir):
-    """8 fps and 29.97 fps, every fourth frame, two frames per patch: 8/8 and 8/29.97 seconds."""
-    from transformers import AutoProcessor
+def test_seconds_per_grid_come_from_the_metadata():
+    """8 and 29.97 fps, every fourth frame, two frames per patch: 8/8 and 8/29.97 s; only where they matter."""
+    from transformers import Qwen2_5_VLConfig
 
-    processor = AutoProcessor.from_pretrained(tiny_model_dir)
-    prompt = make_sample(processor, "two videos")
-    assert seconds_per_grid(processor, prompt) == pytest.approx([1.0, 8 / 29.97])
+    rates = [8 / 4, 29.97 / 4]
+    family = family_of("qwen2_5_vl")
+    family._config = Qwen2_5_VLConfig()
+    assert family.seconds_per_grid(rates) == pytest.approx([1.0, 8 / 29.97])
+    assert all(family_of(name).seconds_per_grid(rates) == [] for name in FAMILIES if name != "qwen2_5_vl")

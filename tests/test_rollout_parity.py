@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from rollout_helpers import MODALITIES, make_requests, make_sample, reference_logprobs
+from rollout_helpers import MODALITIES, make_requests, make_sample, model_token_ids, reference_logprobs
 
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.engines.hf import HFEngine
-from rollout.tokens import model_token_ids
 from rollout.types import SamplingSpec
 
 BOUND = 1e-5
@@ -37,7 +37,7 @@ def spec(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hf_engine(tiny_model_dir):
-    return HFEngine(tiny_model_dir)
+    return HFEngine(tiny_model_dir, Qwen3VLFamily())
 
 
 @pytest.mark.parametrize("engine_name", ["vllm_engine", "hf_engine"])

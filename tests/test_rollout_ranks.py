@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rollout_two_ranks import perturb, rank_prompts
 
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.callback import ColocatedEngineCallback
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +27,9 @@ def single(vllm_engine, tiny_model_dir):
     model = AutoModelForImageTextToText.from_pretrained(tiny_model_dir)
     perturb(model)
     vllm_engine.update_weights(model.named_parameters())
-    callback = ColocatedEngineCallback(lambda: vllm_engine, {"n": 2, "max_tokens": 8}, tiny_model_dir, seed=9)
+    callback = ColocatedEngineCallback(
+        lambda: vllm_engine, {"n": 2, "max_tokens": 8}, tiny_model_dir, Qwen3VLFamily(), seed=9
+    )
     prompts = rank_prompts(processor, 0) + rank_prompts(processor, 1)
     tokens: dict[str, dict] = {"tokens": {}, "greedy": {}}
     for step in range(2):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from rollout_helpers import MODALITIES, logprob_gate, make_requests, make_sample, reference_logprobs
+from rollout_helpers import MODALITIES, logprob_gate, make_requests, make_sample, model_token_ids, reference_logprobs
 
-from rollout.tokens import model_token_ids
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.types import SamplingSpec
-from rollout.weight_sync import WeightSync, hub_weight_names
+from rollout.weight_sync import WeightSync
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,7 @@ def small_engine(tiny_model_dir, vllm_engine):
 
     engine = VLLMEngine(
         tiny_model_dir,
+        Qwen3VLFamily(),
         dtype="float32",
         max_model_len=512,
         max_num_seqs=4,
@@ -62,7 +63,7 @@ def test_chunked_prefill_inside_a_video(small_engine, vllm_engine, tiny_model_di
     requests = make_requests([make_sample(processor, kind, seed=2) for kind in MODALITIES], spec)
     with pytest.raises(RuntimeError, match="holds no weights"):
         list(small_engine.generate(requests))
-    WeightSync(small_engine, hub_weight_names(tiny_model_dir)).sync(0, model.named_parameters)
+    WeightSync(small_engine, Qwen3VLFamily().checkpoint_names(tiny_model_dir)).sync(0, model.named_parameters)
     gap = logprob_gate(
         small_engine,
         requests,
@@ -101,9 +102,9 @@ def test_bad_arguments_are_refused_before_the_start(tiny_model_dir, tmp_path):
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0"),
     ]:
         with pytest.raises(ValueError, match=message):
-            VLLMEngine(tiny_model_dir, **options)
+            VLLMEngine(tiny_model_dir, Qwen3VLFamily(), **options)
     with pytest.raises(ValueError, match=r"holds no config.json"):
-        VLLMEngine(tmp_path)
+        VLLMEngine(tmp_path, Qwen3VLFamily())
 
 
 def test_sampling_specs_are_checked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -15,6 +16,12 @@ FAMILIES = {
     "qwen3_vl": "lightning_modules.families.qwen3_vl.Qwen3VLFamily",
     "qwen3_5": "lightning_modules.families.qwen3_5.Qwen3_5Family",
 }
+
+
+def family_of(name: str):
+    """A new family object."""
+    module, cls = FAMILIES[name].rsplit(".", 1)
+    return getattr(import_module(module), cls)()
 
 
 def _text(ids: dict[str, int], **more) -> dict:

@@ -11,11 +11,13 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from datamodules.errors import MediaError
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from transformers import ProcessorMixin
 
 TimestampStyle = Literal["seconds", "frames", "none"]
@@ -28,19 +30,10 @@ IMAGE_MAX_TOKENS = 16384
 TOTAL_TOKENS = 128_000 * 0.9
 """Visual tokens of one video when the user sets no total: nine tenths of a 128k context."""
 
-PROCESSORS: dict[str, TimestampStyle] = {
-    "Qwen2VLProcessor": "none",
-    "Qwen2_5_VLProcessor": "none",
-    "Qwen3VLProcessor": "seconds",
-    "Glm4vProcessor": "frames",
-}
-"""Known Hugging Face processors and how they write times; Qwen3.5 uses Qwen3-VL's, GLM-4.5V uses GLM-4.1V's."""
-GLM_DELIMITERS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
-
 
 @dataclass(frozen=True)
-class MediaRules:
-    """How a model family cuts media into patches and writes them into the prompt.
+class MediaSpec:
+    """How a model family cuts media into patches and writes them into the prompt; the family builds it.
 
     Example: Qwen3-VL has patch 16, merge 2 and temporal patch 2, so sizes are multiples of `factor == 32`, and each
     temporal patch is preceded by its time, `<0.3 seconds>`.
@@ -50,72 +43,39 @@ class MediaRules:
     merge_size: int
     temporal_patch: int
     image_token: str
+    """Placeholder of image features, one per visual token."""
     video_token: str
-    vision_start_token: str
-    vision_end_token: str
     image_token_id: int
     video_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
+    frame_start: str
+    """Opens the tokens of one temporal patch where times are written."""
+    frame_end: str
     timestamp_style: TimestampStyle
     """`seconds`: every temporal patch is its time (the middle, one decimal) and a start/end pair of its own;
     `frames`: a start/end pair around image tokens, then the whole seconds of its first frame; `none`: one run."""
-    other_tokens: tuple[str, ...] = ()
-    """Further tokens that only media may bring into a prompt, and their ids."""
-    other_token_ids: tuple[int, ...] = ()
+    reserved_tokens: tuple[str, ...]
+    """What only media may bring into a prompt; a user's text must not contain it."""
 
     @property
     def factor(self) -> int:
         """Sizes in pixels are multiples of this."""
         return self.patch_size * self.merge_size
 
-    @property
-    def placeholder_ids(self) -> tuple[int, ...]:
-        """Ids that only the prompt may contain; banned in sampling."""
-        ids = (self.image_token_id, self.video_token_id, self.vision_start_token_id, self.vision_end_token_id)
-        return ids + self.other_token_ids
 
-    @property
-    def placeholder_tokens(self) -> tuple[str, ...]:
-        """The strings behind `placeholder_ids`; a user's text must not contain them."""
-        return (self.image_token, self.video_token, self.vision_start_token, self.vision_end_token, *self.other_tokens)
+class MediaFamily(Protocol):
+    """What the data stage asks of a model family. Families live further down the line and are handed in."""
 
-    @classmethod
-    def from_processor(cls, processor: ProcessorMixin) -> MediaRules:
-        """Read the rules from a Hugging Face processor of one of the `PROCESSORS`.
+    def open(self, path: str) -> Self:
+        """Read the configuration of the model at `path` (folder or hub name)."""
+        ...
+
+    def media_spec(self, processor: ProcessorMixin) -> MediaSpec:
+        """How the opened model, with its Hugging Face processor, wants media.
 
         Raises:
-            ValueError: another processor, or a placeholder is not a token of its tokenizer.
+            ValueError: model and processor do not belong together.
         """
-        style = next((PROCESSORS[c.__name__] for c in type(processor).__mro__ if c.__name__ in PROCESSORS), None)
-        if style is None:
-            raise ValueError(
-                f"{type(processor).__name__} writes media into prompts in a way that is not known here; "
-                f"known are {', '.join(PROCESSORS)}"
-            )
-        start, end = GLM_DELIMITERS[:2] if style == "frames" else ("<|vision_start|>", "<|vision_end|>")
-        names = {
-            "image_token": processor.image_token,
-            "video_token": processor.video_token,
-            "vision_start_token": getattr(processor, "vision_start_token", start),
-            "vision_end_token": getattr(processor, "vision_end_token", end),
-        }
-        others = GLM_DELIMITERS[2:] if style == "frames" else ()
-        ids = {name: processor.tokenizer.convert_tokens_to_ids(name) for name in (*names.values(), *others)}
-        unknown = [name for name, value in ids.items() if value is None or value == processor.tokenizer.unk_token_id]
-        if unknown:
-            raise ValueError(f"the tokenizer does not know the placeholder tokens {unknown}")
-        video = processor.video_processor
-        return cls(
-            patch_size=video.patch_size,
-            merge_size=video.merge_size,
-            temporal_patch=video.temporal_patch_size,
-            timestamp_style=style,
-            other_tokens=others,
-            other_token_ids=tuple(ids[name] for name in others),
-            **names,
-            **{f"{key}_id": ids[name] for key, name in names.items()},
-        )
+        ...
 
 
 @dataclass(frozen=True)
@@ -218,7 +178,7 @@ class VideoSpec:
             )
 
     @classmethod
-    def for_rules(cls, rules: MediaRules, **values: Any) -> VideoSpec:
+    def for_rules(cls, rules: MediaSpec, **values: Any) -> VideoSpec:
         """A spec whose patch sizes are the model family's."""
         sizes = {k: getattr(rules, k) for k in ("patch_size", "merge_size", "temporal_patch")}
         return cls(**values, **sizes)
@@ -340,7 +300,7 @@ class ImageSpec:
             raise ValueError(f"image max_pixels={high} is less than min_pixels={low}")
 
     @classmethod
-    def for_rules(cls, rules: MediaRules, **values: Any) -> ImageSpec:
+    def for_rules(cls, rules: MediaSpec, **values: Any) -> ImageSpec:
         """A spec whose patch sizes are the model family's."""
         return cls(**values, patch_size=rules.patch_size, merge_size=rules.merge_size)
 

@@ -18,10 +18,12 @@ from datamodules.video.cache import VideoCache
 from datamodules.video.codecs import get_codec
 from datamodules.video.decode import check_decoder, get_reader
 from datamodules.video.frame_folder import read_frame_folder
-from datamodules.video.spec import ImageSpec, MediaRules, VideoSpec
+from datamodules.video.spec import ImageSpec, MediaFamily, MediaSpec, VideoSpec
 from eval.benchmarks.frame_policy import frame_options
 
 if TYPE_CHECKING:
+    from transformers import ProcessorMixin
+
     from datamodules.types import MediaRef, PreparedSample, PreparedVideo, Sample
     from eval.benchmarks.types import BenchmarkItem
 
@@ -34,6 +36,8 @@ class PrepareSettings:
     """Everything that decides how an item is shown to the model; picklable, part of the run key."""
 
     model_path: str
+    family: MediaFamily
+    """The model's family."""
     frame_policy: str = "official"
     """official, qwen3vl or reference."""
     benchmark_frames: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +71,7 @@ class PrepareSettings:
         check_decoder(self.decoder)
         return ItemPreparer(self)
 
-    def video_spec(self, rules: MediaRules) -> VideoSpec:
+    def video_spec(self, rules: MediaSpec) -> VideoSpec:
         """Sampling and size of videos for a model family."""
         return VideoSpec.for_rules(rules, **self._video_options(rules.factor))
 
@@ -77,7 +81,11 @@ class PrepareSettings:
 
     def model_video_spec(self) -> VideoSpec:
         """`video_spec` of the model's own family; loads its processor."""
-        return self.video_spec(MediaRules.from_processor(load_processor(self.model_path)))
+        return self.video_spec(self.media_spec(load_processor(self.model_path)))
+
+    def media_spec(self, processor: ProcessorMixin) -> MediaSpec:
+        """How the model's family writes media into prompts."""
+        return self.family.open(self.model_path).media_spec(processor)
 
     @property
     def is_custom(self) -> bool:
@@ -144,7 +152,7 @@ class ItemPreparer(SamplePreparer):
 
     def __init__(self, settings: PrepareSettings) -> None:
         processor = load_processor(settings.model_path)
-        rules = MediaRules.from_processor(processor)
+        rules = settings.media_spec(processor)
         super().__init__(
             processor,
             rules,

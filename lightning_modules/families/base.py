@@ -1,18 +1,26 @@
-"""What the rest of the project needs to know about a model architecture: one file per family implements this."""
+"""What the rest of the project needs to know about a model architecture: one file per family implements this.
+
+The data stage, the engines and evaluation know no family: they get one, through the small protocols `MediaFamily`
+(datamodules/video/spec.py) and `EngineFamily` (rollout/types.py), which `ModelFamily` fulfils.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from lightning_modules.families.checkpoint import checkpoint_entries
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from typing import Self
 
     import torch
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
+    from datamodules.video.spec import MediaSpec
     from lightning_modules.core.types import MicroBatch
 
 Part = Literal["vision_tower", "merger", "language_model"]
@@ -30,10 +38,16 @@ class ModelFamily(ABC):
     """
 
     name: ClassVar[str]
+    model_type: ClassVar[str]
+    """`model_type` of the configurations this family handles."""
     layouts: ClassVar[frozenset[str]] = frozenset({"padded", "packed", "shared_prefix"})
     """Layouts that are exact for this family."""
     layout_note: ClassVar[str] = ""
     """Why a layout is missing from `layouts`."""
+    end_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
+    """Tokens that end a response beside the tokenizer's own end token."""
+    unread_weights: ClassVar[tuple[str, ...]] = ("mtp.",)
+    """Prefixes of checkpoint entries that transformers does not load (heads that predict several tokens ahead)."""
 
     def __init__(self) -> None:
         self._config: Any = None
@@ -42,7 +56,7 @@ class ModelFamily(ABC):
     def open(self, path: str) -> Self:
         """Read the configuration at `path` (a Hugging Face folder or hub name); cheap and idempotent."""
         if self._path != str(path):
-            from transformers import AutoConfig
+            from transformers import AutoConfig  # a second's import that the command line must not pay
 
             self._config = AutoConfig.from_pretrained(path)
             self._path = str(path)
@@ -74,11 +88,6 @@ class ModelFamily(ABC):
                 "choose the model group that fits (conf/model)"
             )
 
-    @property
-    @abstractmethod
-    def model_type(self) -> str:
-        """`model_type` of the configurations this family handles."""
-
     @abstractmethod
     def empty(self, path: str, dtype: torch.dtype) -> PreTrainedModel:
         """The model with every parameter on the meta device and every buffer real."""
@@ -99,6 +108,35 @@ class ModelFamily(ABC):
 
         `video_fps` is the rate of each video's sampled frames in 1/s, for families whose positions measure time.
         """
+
+    def seconds_per_grid(self, video_fps: Sequence[float]) -> list[float]:
+        """Seconds between the temporal patches of each video where positions measure time; elsewhere none."""
+        return []
+
+    @abstractmethod
+    def media_spec(self, processor: ProcessorMixin) -> MediaSpec:
+        """How media are cut into patches and written into the prompt, with the model's Hugging Face processor.
+
+        Raises:
+            ValueError: model and processor do not belong together.
+        """
+
+    def stop_ids(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """Ids after which a response ends, sorted: the tokenizer's end token and `end_tokens`.
+
+        The model's `generation_config` is not asked: what ends a response must not depend on a file that a fine-tune
+        may have changed.
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        vocabulary = tokenizer.get_vocab()
+        found = {vocabulary[token] for token in self.end_tokens if token in vocabulary}
+        if tokenizer.eos_token_id is not None:
+            found.add(int(tokenizer.eos_token_id))
+        if not found:
+            raise ValueError("the tokenizer has no end token; set sampling.stop_ids")
+        return tuple(sorted(found - set(self.banned_ids)))
 
     @abstractmethod
     def hidden_states(self, model: nn.Module, batch: MicroBatch) -> torch.Tensor:
@@ -153,6 +191,17 @@ class ModelFamily(ABC):
     def to_checkpoint_name(self, name: str) -> str:
         """Name in released checkpoints (and for the engine) of the policy parameter `name` (with or without `hf.`)."""
         return name.removeprefix("hf.")
+
+    def checkpoint_names(self, folder: str | Path) -> frozenset[str]:
+        """Names of the weights saved in `folder` that the policy has, too.
+
+        Raises:
+            FileNotFoundError: the folder holds no safetensors weights.
+        """
+        self.open(str(folder))
+        tied = {"lm_head.weight"} if self.tied else set()
+        names = checkpoint_entries(folder).keys() - tied
+        return frozenset(name for name in names if not name.startswith(self.unread_weights))
 
     def checkpoint_tensors(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Checkpoint entries that hold the full `tensor` of parameter `name` (several where a checkpoint splits it)."""

@@ -7,11 +7,11 @@ gradients flow back through both.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,36 +21,27 @@ if TYPE_CHECKING:
 
 def make_segmented(model: nn.Module) -> int:
     """Let every Gated DeltaNet layer of `model` obey attention plans; returns how many there are."""
-    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
-
-    layers = [module for module in model.modules() if isinstance(module, Qwen3_5GatedDeltaNet)]
+    layers = [module for module in model.modules() if isinstance(module, qwen.Qwen3_5GatedDeltaNet)]
     for layer in layers:
-        layer.__class__ = segmented_class()
+        layer.__class__ = SegmentedGatedDeltaNet
     return len(layers)
 
 
-@functools.cache
-def segmented_class() -> type[nn.Module]:
-    """The layer's class with a plan-aware forward (defined late: importing transformers' model is slow)."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
+class SegmentedGatedDeltaNet(qwen.Qwen3_5GatedDeltaNet):
+    """Without a plan the original; with a plan every segment of the row on its own."""
 
-    class SegmentedGatedDeltaNet(qwen.Qwen3_5GatedDeltaNet):
-        """Without a plan the original; with a plan every segment of the row on its own."""
-
-        def forward(
-            self, hidden_states: torch.Tensor, *args: Any, attention_plan: AttentionPlan | None = None, **kwargs: Any
-        ) -> torch.Tensor:
-            """[B, L, D] -> [B, L, D]; B is 1 with a plan."""
-            if attention_plan is None:
-                return super().forward(hidden_states, *args, **kwargs)
-            inputs = _project(self, hidden_states)
-            outputs = [part for segment in attention_plan.segments for part in _segment(qwen, self, inputs, segment)]
-            core = torch.cat(outputs, dim=1)
-            gate = self.in_proj_z(hidden_states).reshape(-1, self.head_v_dim)
-            core = self.norm(core.reshape(-1, self.head_v_dim), gate)
-            return self.out_proj(core.reshape(*hidden_states.shape[:2], -1))
-
-    return SegmentedGatedDeltaNet
+    def forward(
+        self, hidden_states: torch.Tensor, *args: Any, attention_plan: AttentionPlan | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """[B, L, D] -> [B, L, D]; B is 1 with a plan."""
+        if attention_plan is None:
+            return super().forward(hidden_states, *args, **kwargs)
+        inputs = _project(self, hidden_states)
+        outputs = [part for segment in attention_plan.segments for part in _segment(self, inputs, segment)]
+        core = torch.cat(outputs, dim=1)
+        gate = self.in_proj_z(hidden_states).reshape(-1, self.head_v_dim)
+        core = self.norm(core.reshape(-1, self.head_v_dim), gate)
+        return self.out_proj(core.reshape(*hidden_states.shape[:2], -1))
 
 
 def _project(layer: Any, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -63,30 +54,27 @@ def _project(layer: Any, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _segment(qwen: Any, layer: Any, inputs: dict[str, torch.Tensor], segment: Segment) -> list[torch.Tensor]:
+def _segment(layer: Any, inputs: dict[str, torch.Tensor], segment: Segment) -> list[torch.Tensor]:
     """Outputs [1, n, H, V] of the prompt and of each response of one segment."""
     split = segment.start + segment.prompt
     prompt = {name: tensor[:, segment.start : split] for name, tensor in inputs.items()}
-    out, state = _scan(qwen, layer, prompt, None, None)
+    out, state = _scan(layer, prompt, None, None)
     if not segment.responses:
         return [out]
     parts = {name: tensor[0, split : segment.end].split(segment.responses) for name, tensor in inputs.items()}
     # Padding on the right reaches neither earlier outputs nor a state that anyone reads.
     batch = {name: pad_sequence(list(pieces), batch_first=True) for name, pieces in parts.items()}
     count = len(segment.responses)
-    history = _history(prompt["qkv"], layer.conv_kernel_size - 1).expand(count, -1, -1)
-    branches, _ = _scan(qwen, layer, batch, history, state.expand(count, -1, -1, -1))
+    # The last inputs of the convolution, zeros before a short prompt.
+    length = layer.conv_kernel_size - 1
+    missing = max(0, length - prompt["qkv"].shape[1])
+    history = torch.nn.functional.pad(prompt["qkv"], (0, 0, missing, 0))[:, -length:]
+    branches, _ = _scan(layer, batch, history.expand(count, -1, -1), state.expand(count, -1, -1, -1))
     return [out, *(branches[i : i + 1, :n] for i, n in enumerate(segment.responses))]
 
 
-def _history(qkv: torch.Tensor, length: int) -> torch.Tensor:
-    """The last `length` convolution inputs [1, length, C], zeros before a short prompt."""
-    missing = max(0, length - qkv.shape[1])
-    return torch.nn.functional.pad(qkv, (0, 0, missing, 0))[:, -length:]
-
-
 def _scan(
-    qwen: Any, layer: Any, inputs: dict[str, torch.Tensor], history: torch.Tensor | None, state: torch.Tensor | None
+    layer: Any, inputs: dict[str, torch.Tensor], history: torch.Tensor | None, state: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Convolution and delta rule over [N, T]; returns outputs [N, T, H, V] and the final state."""
     qkv = inputs["qkv"] if history is None else torch.cat([history, inputs["qkv"]], dim=1)

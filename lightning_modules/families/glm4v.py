@@ -8,33 +8,16 @@ from lightning_modules.families.grid_vision import GridVisionFamily
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 class Glm4vFamily(GridVisionFamily):
     """GLM-4.1V. Image placeholders between the video delimiters stand for video features."""
 
-    name = "glm4v"
+    name = model_type = "glm4v"
+    architecture = "Glm4v"
     merger_names = ("visual.merger.", "visual.downsample.")
-
-    @property
-    def model_type(self) -> str:
-        """See `ModelFamily.model_type`."""
-        return "glm4v"
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        """See `GridVisionFamily.model_class`."""
-        from transformers import Glm4vForConditionalGeneration
-
-        return Glm4vForConditionalGeneration
-
-    @property
-    def body_class(self) -> type[PreTrainedModel]:
-        """See `GridVisionFamily.body_class`."""
-        from transformers import Glm4vModel
-
-        return Glm4vModel
+    delimiter_keys = ("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id")
+    timestamp_style = "frames"
 
     def media_kinds(self, input_ids: torch.Tensor) -> torch.Tensor:
         """See `ModelFamily.media_kinds`."""
@@ -47,10 +30,3 @@ class Glm4vFamily(GridVisionFamily):
         frames = video_grids.repeat_interleave(video_grids[:, 0], dim=0)
         frames[:, 0] = 1
         return frames
-
-    @property
-    def banned_ids(self) -> tuple[int, ...]:
-        """See `ModelFamily.banned_ids`."""
-        c = self.config
-        delimiters = (c.image_start_token_id, c.image_end_token_id, c.video_start_token_id, c.video_end_token_id)
-        return (c.image_token_id, c.video_token_id, *delimiters)

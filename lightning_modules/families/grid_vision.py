@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from datamodules.video.spec import MediaSpec, TimestampStyle
+from lightning_modules.core.attention import register
 from lightning_modules.families.base import Grid, ModelFamily, Part
+from lightning_modules.families.positions import chain_positions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, ProcessorMixin
 
     from lightning_modules.core.types import MicroBatch
 
@@ -21,18 +24,24 @@ if TYPE_CHECKING:
 class GridVisionFamily(ModelFamily):
     """Base of such families; a subclass names its transformers classes and what it does differently."""
 
+    architecture: ClassVar[str]
+    """Stem of transformers' classes: `<stem>ForConditionalGeneration`, and `<stem>Model` for its multimodal body."""
     merger_names: tuple[str, ...] = ("visual.merger.",)
     """Substrings of the parameter names that project vision features into the language model."""
+    delimiter_keys: tuple[str, ...] = ("vision_start_token_id", "vision_end_token_id")
+    """Keys of the configuration: tokens around a temporal patch, then others that only media bring."""
+    timestamp_style: TimestampStyle = "none"
+    """How the prompt tells the time of a video's frames, see `MediaSpec`."""
 
     @property
-    @abstractmethod
-    def model_class(self) -> type[PreTrainedModel]:
+    def model_class(self) -> Any:
         """transformers' conditional-generation class."""
+        return self._transformers_class("ForConditionalGeneration")
 
-    @property
-    @abstractmethod
-    def body_class(self) -> type[PreTrainedModel]:
-        """transformers' multimodal body, which defines the rotary positions."""
+    def _transformers_class(self, role: str) -> Any:
+        import transformers  # the model's code takes seconds to import, and whoever asks for token ids needs none
+
+        return getattr(transformers, self.architecture + role)
 
     def empty(self, path: str, dtype: torch.dtype) -> PreTrainedModel:
         """See `ModelFamily.empty`."""
@@ -51,8 +60,6 @@ class GridVisionFamily(ModelFamily):
         return self._prepare(self.model_class.from_pretrained(path, dtype=dtype))
 
     def _prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        from lightning_modules.core.attention import register
-
         # Only the language model: the vision tower attends in full within frames and keeps transformers' kernel.
         model.model.language_model.config._attn_implementation = register()
         model.config.use_cache = False
@@ -69,14 +76,10 @@ class GridVisionFamily(ModelFamily):
 
         Text after a medium continues behind its largest position, as the models were trained and as the engine does.
         """
-        import torch
-
-        from rollout.positions import chain_positions
-
         if not image_grids and not video_grids:
             return torch.arange(len(input_ids), device=input_ids.device).expand(3, -1).clone()
         kinds = self.media_kinds(input_ids)
-        body = self.body_class
+        body = self._transformers_class("Model")
         stand_in = SimpleNamespace(config=self.config)
         stand_in.get_vision_position_ids = body.get_vision_position_ids.__get__(stand_in)
         positions, _ = body.get_rope_index(
@@ -85,27 +88,50 @@ class GridVisionFamily(ModelFamily):
             mm_token_type_ids=kinds[None],
             image_grid_thw=torch.tensor(list(image_grids), dtype=torch.int64) if image_grids else None,
             video_grid_thw=torch.tensor(list(video_grids), dtype=torch.int64) if video_grids else None,
-            **self._rope_arguments(video_fps),
+            **({"second_per_grid_ts": seconds} if (seconds := self.seconds_per_grid(video_fps)) else {}),
         )
         return chain_positions(positions[:, 0], kinds)
 
-    def _rope_arguments(self, video_fps: Sequence[float]) -> dict[str, Any]:
-        return {}
+    def media_spec(self, processor: ProcessorMixin) -> MediaSpec:
+        """See `ModelFamily.media_spec`: tokens from the configuration, patch sizes from the processor."""
+        ids = self.banned_ids
+        tokens = processor.tokenizer.convert_ids_to_tokens(list(ids))
+        image, video, frame_start, frame_end = tokens[:4]
+        if [processor.image_token, processor.video_token] != [image, video] or None in tokens:
+            raise ValueError(
+                f"the configuration of {self._path} names the placeholders {tokens}, its processor "
+                f"{processor.image_token} and {processor.video_token}: they do not belong together"
+            )
+        sizes = processor.video_processor
+        return MediaSpec(
+            patch_size=sizes.patch_size,
+            merge_size=sizes.merge_size,
+            temporal_patch=sizes.temporal_patch_size,
+            image_token=image,
+            video_token=video,
+            image_token_id=self.image_token_id,
+            video_token_id=self.video_token_id,
+            frame_start=frame_start,
+            frame_end=frame_end,
+            timestamp_style=self.timestamp_style,
+            reserved_tokens=tuple(tokens),
+        )
 
     def hidden_states(self, model: nn.Module, batch: MicroBatch) -> torch.Tensor:
         """See `ModelFamily.hidden_states`."""
-        outputs = model.model(
+        body: Any = model.model
+        outputs = body(
             position_ids=batch.position_ids[1:],
             attention_mask=None,
             attention_plan=batch.attention_plan,
             use_cache=False,
-            **self._inputs(model, batch, self._vision(model, batch)),
+            **self._inputs(body, batch, self._vision(body, batch)),
         )
         return outputs.last_hidden_state
 
-    def _inputs(self, model: nn.Module, batch: MicroBatch, vision: Any) -> dict[str, Any]:
+    def _inputs(self, body: Any, batch: MicroBatch, vision: Any) -> dict[str, Any]:
         """Token embeddings with vision features in the place of placeholders."""
-        embeds = model.model.get_input_embeddings()(batch.input_ids)
+        embeds = body.get_input_embeddings()(batch.input_ids)
         if batch.pixel_values is None:
             return {"inputs_embeds": embeds + self._zero(vision).to(embeds.dtype)}
         features = vision.pooler_output.to(embeds.dtype)
@@ -114,13 +140,12 @@ class GridVisionFamily(ModelFamily):
         embeds = embeds.masked_scatter(kinds == 1, features[:images])
         return {"inputs_embeds": embeds.masked_scatter(kinds == 2, features[images:])}
 
-    def _vision(self, model: nn.Module, batch: MicroBatch) -> Any:
+    def _vision(self, body: Any, batch: MicroBatch) -> Any:
         """One vision call over all images, then all videos, of the micro-batch (or the dummy)."""
-        import torch
-
-        visual = model.model.visual
+        visual = body.visual
         if batch.pixel_values is None:
-            grid = self._dummy_grid(batch.input_ids.device)
+            merge = self.config.vision_config.spatial_merge_size
+            grid = torch.tensor([[1, merge, merge]], device=batch.input_ids.device)
             pixels = torch.zeros(int(grid.prod()), self.patch_channels, device=grid.device)
         else:
             videos = None if batch.video_grid_thw is None else self._tower_grids(batch.video_grid_thw)
@@ -133,23 +158,18 @@ class GridVisionFamily(ModelFamily):
         """Grids of the videos as the tower wants them."""
         return video_grids
 
-    def _dummy_grid(self, device: torch.device) -> torch.Tensor:
-        import torch
-
-        merge = self.config.vision_config.spatial_merge_size
-        return torch.tensor([[1, merge, merge]], device=device)
-
     def _zero(self, vision: Any) -> torch.Tensor:
         """A zero that depends on every output of the vision tower, so that its backward runs."""
         return 0.0 * vision.pooler_output.sum()
 
     def output_weight(self, model: nn.Module) -> torch.Tensor:
         """See `ModelFamily.output_weight`."""
-        return model.get_output_embeddings().weight
+        hf: Any = model
+        return hf.get_output_embeddings().weight
 
     def sharding_units(self, policy: nn.Module) -> list[nn.Module]:
         """Vision blocks, decoder layers, then the policy (embeddings, mergers, norms and head live in the root)."""
-        body = policy.hf.model
+        body: Any = policy.get_submodule("hf.model")
         return [*body.visual.blocks, *body.language_model.layers, policy]
 
     def part_of(self, name: str) -> Part:
@@ -182,5 +202,4 @@ class GridVisionFamily(ModelFamily):
     @property
     def banned_ids(self) -> tuple[int, ...]:
         """See `ModelFamily.banned_ids`."""
-        config = self.config
-        return (config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id)
+        return (self.image_token_id, self.video_token_id, *(getattr(self.config, key) for key in self.delimiter_keys))

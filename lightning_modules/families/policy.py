@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lightning_modules.core.logprobs import token_logprobs
 from lightning_modules.core.types import MicroBatch, TokenOutputs
@@ -56,8 +57,6 @@ class PolicyModel(nn.Module):
 
         Tied weights are yielded once, under the embedding's name.
         """
-        from torch.distributed.tensor import DTensor
-
         for name, parameter in self.hf.named_parameters():
             tensor = parameter.detach()
             if isinstance(tensor, DTensor):

@@ -8,8 +8,6 @@ from lightning_modules.families.grid_vision import GridVisionFamily
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-    from transformers import PreTrainedModel
 
     from lightning_modules.core.types import MicroBatch
 
@@ -17,32 +15,15 @@ if TYPE_CHECKING:
 class Qwen3VLFamily(GridVisionFamily):
     """Qwen3-VL. Checkpoint names equal module names; deepstack mergers count as merger."""
 
-    name = "qwen3_vl"
+    name = model_type = "qwen3_vl"
+    architecture = "Qwen3VL"
+    timestamp_style = "seconds"
     merger_names = ("visual.merger.", "visual.deepstack_merger_list.")
 
-    @property
-    def model_type(self) -> str:
-        """See `ModelFamily.model_type`."""
-        return "qwen3_vl"
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        """See `GridVisionFamily.model_class`."""
-        from transformers import Qwen3VLForConditionalGeneration
-
-        return Qwen3VLForConditionalGeneration
-
-    @property
-    def body_class(self) -> type[PreTrainedModel]:
-        """See `GridVisionFamily.body_class`."""
-        from transformers import Qwen3VLModel
-
-        return Qwen3VLModel
-
-    def _inputs(self, model: nn.Module, batch: MicroBatch, vision: Any) -> dict[str, Any]:
+    def _inputs(self, body: Any, batch: MicroBatch, vision: Any) -> dict[str, Any]:
         """Deepstack features enter the first decoder layers, so transformers places all features itself."""
         if batch.pixel_values is None:
-            return super()._inputs(model, batch, vision)
+            return super()._inputs(body, batch, vision)
         outputs: dict[str, Any] = {}
         start = 0
         for kind, grids in (("image", batch.image_grid_thw), ("video", batch.video_grid_thw)):

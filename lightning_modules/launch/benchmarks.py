@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from datamodules.common.files import FolderInUse
+from datamodules.common.places import option_files
 from eval.benchmarks import catalogue
 from eval.benchmarks.loading import file_status
 from eval.engine.errors import EngineLostError
@@ -18,7 +20,7 @@ from eval.report.write import console_table, read_report, write_reports
 from eval.run.prepare import PrepareSettings
 from eval.run.records import model_identity
 from eval.run.runner import STAGES, BenchmarkRun, RunOptions
-from lightning_modules.launch.config import ConfigError, build, to_plain
+from lightning_modules.launch.config import ConfigError, build, nearest, to_plain
 from lightning_modules.launch.runs import export_run
 from lightning_modules.state.run_folder import CHECKPOINT_DIR
 from rollout.callback import resolve_sampling
@@ -138,6 +140,9 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
     model = _model(plain["model_path"])
     OmegaConf.update(config, "model_path", str(model))
     folder = model_folder(model)
+    if config.family is None:
+        OmegaConf.update(config, "family", family_node(folder))
+    family = build(config.family)
     greedy = dataclasses.replace(build(config.sampling), n=1)
     engine = plain["driver"]["engine"]
     prepare = plain["prepare"]
@@ -152,7 +157,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         data_root=plain["data_root"] or "",
         model_name=plain["model_name"] or _name(model),
         model_id=model_identity(folder),
-        sampling=resolve_sampling(greedy, folder),
+        sampling=resolve_sampling(greedy, folder, family),
         engine_key={key: engine[key] for key in _ENGINE_KEY if engine.get(key)},
         processes=prepare["processes"],
         prepare_deadline_s=prepare["deadline_s"],
@@ -163,6 +168,7 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
     def settings(benchmark: Benchmark) -> PrepareSettings:
         return PrepareSettings(
             model_path=str(folder),
+            family=family,
             frame_policy=plain["frame_policy"],
             benchmark_frames=dict(benchmark.frames),
             frame_overrides=_given(plain, "frames"),
@@ -175,6 +181,28 @@ def _options(config: DictConfig, plain: dict[str, Any]) -> tuple[RunOptions, Cal
         )
 
     return options, settings
+
+
+def family_node(folder: Path) -> dict[str, str]:
+    """`{_target_: ...}` of the family in conf/model, the user's options first, that handles the model in `folder`.
+
+    Raises:
+        ConfigError: no family handles it.
+    """
+    from hydra.utils import get_class
+    from omegaconf import OmegaConf
+
+    wanted = json.loads((folder / "config.json").read_text()).get("model_type")
+    known = set()
+    for file in reversed(option_files("model").values()):
+        node = OmegaConf.select(OmegaConf.load(file), "family")
+        if node is None:
+            continue
+        family = get_class(node._target_)
+        if family.model_type == wanted:
+            return {"_target_": node._target_}
+        known.add(family.model_type)
+    raise ConfigError(f"no family in conf/model handles model_type={wanted} of {folder}{nearest(str(wanted), known)}")
 
 
 def _given(plain: dict[str, Any], section: str) -> dict[str, float]:

@@ -55,12 +55,13 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     if swap_media:
         datamodule.val_samples = with_swapped_media(datamodule.val_samples)
     router = build(config.reward)
-    engine, sampling = _greedy_engine(config, model)
+    engine, sampling = lone_engine(config, model)
+    greedy = dataclasses.replace(sampling, n=1, temperature=0.0, top_p=1.0, top_k=-1)
     started = time.monotonic()
     try:
         samples = {sample.uid: sample for sample in datamodule.val_samples}
         found = evaluate_batches(
-            datamodule.val_dataloader(), samples, engine.generate, router, sampling, seed=int(config.seed)
+            datamodule.val_dataloader(), samples, engine.generate, router, greedy, seed=int(config.seed)
         )
     finally:
         engine.close()
@@ -81,14 +82,13 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     return result
 
 
-def _greedy_engine(config: DictConfig, model: Path) -> tuple[Engine, SamplingSpec]:
-    """The run's engine on one device with the exported weights, and its sampling made greedy."""
+def lone_engine(config: DictConfig, model_path: str | Path) -> tuple[Engine, SamplingSpec]:
+    """A run's engine on one device with the weights of `model_path`, and the run's sampling with its token ids."""
 
-    asked = build(config.rollout.sampling)
-    greedy = dataclasses.replace(asked, n=1, temperature=0.0, top_p=1.0, top_k=-1)
+    sampling = resolve_sampling(build(config.rollout.sampling), model_path, build(config.model.family))
     alone = {"tensor_parallel_size": 1, "load_weights": True}
     extra = {key: value for key, value in alone.items() if key in config.rollout.engine}
-    return build(config.rollout.engine, model_path=str(model), **extra)(), resolve_sampling(greedy, model)
+    return build(config.rollout.engine, model_path=str(model_path), **extra)(), sampling
 
 
 def with_swapped_media(samples: Sequence[Sample], seed: int = 0) -> list[Sample]:

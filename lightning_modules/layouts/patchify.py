@@ -1,17 +1,21 @@
-"""Pixels of one prompt's media as the vision tower reads them."""
+"""From uint8 pixels of one prompt's media to the patches that the vision tower reads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+
+from datamodules.errors import MediaError
+from datamodules.prepare import load_processor
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from transformers import ProcessorMixin
 
-    import torch
-
-    from datamodules.prepare import MediaProcessor
-    from datamodules.types import PreparedSample
+    from datamodules.types import PreparedImage, PreparedSample, PreparedVideo
     from lightning_modules.families.base import Grid
 
 
@@ -33,34 +37,68 @@ class Patches:
 
 
 class Patchifier:
-    """Patches of a sample, images and videos apart (a micro-batch holds all images first).
+    """Rescales, normalises and cuts a sample's media with the Hugging Face processors; images and videos apart.
+
+    A micro-batch holds the images of all its samples first. Resizing and sampling of frames are switched off: they
+    happened when the sample was prepared.
 
     Args:
-        media: the data stage's processor; it also checks that grids are the prepared ones.
-        device: where rescaling and patching run.
+        processor: the model's.
+        device: where rescaling and patching run; None = CPU.
     """
 
-    def __init__(self, media: MediaProcessor, device: torch.device | None = None) -> None:
-        self.media = media
+    def __init__(self, processor: ProcessorMixin, device: torch.device | None = None) -> None:
+        self.image_processor = processor.image_processor
+        self.video_processor = processor.video_processor
         self.device = device
 
     @classmethod
     def from_path(cls, path: str, device: torch.device | None = None) -> Patchifier:
         """The patchifier of the model at `path`."""
-        from datamodules.prepare import MediaProcessor, load_processor
-
-        return cls(MediaProcessor(load_processor(path)), device)
+        return cls(load_processor(path), device)
 
     def __call__(self, sample: PreparedSample) -> Patches:
-        """Patches of `sample`'s media."""
-        out = self.media.patchify([sample], self.device)
-        pixels, split = out.pixel_values, out.num_image_patches
+        """Patches of `sample`'s media.
+
+        Raises:
+            MediaError: a grid differs from the prepared one, with the sample's id.
+        """
+        images = videos = None
+        if sample.images:
+            pixels = [self._tensor(image.pixels) for image in sample.images]
+            out = self.image_processor(images=pixels, do_resize=False, return_tensors="pt")
+            images = out["pixel_values"]
+            _check_grids(out["image_grid_thw"], sample.uid, sample.images)
+        if sample.videos:
+            # Set explicitly where it exists: transformers 5.22 turns the cap on. Other families do not know it.
+            cap = {"cap_pixels_per_frame": False} if hasattr(self.video_processor, "cap_pixels_per_frame") else {}
+            out = self.video_processor(
+                videos=[self._tensor(video.frames) for video in sample.videos],
+                video_metadata=[dict(video.metadata) for video in sample.videos],
+                do_resize=False,
+                do_sample_frames=False,
+                **cap,
+                return_tensors="pt",
+            )
+            videos = out["pixel_values_videos"]
+            _check_grids(out["video_grid_thw"], sample.uid, sample.videos)
         return Patches(
-            images=pixels[:split] if sample.images else None,
-            videos=pixels[split:] if sample.videos else None,
+            images=images,
+            videos=videos,
             image_grids=tuple(image.grid for image in sample.images),
             video_grids=tuple(video.grid for video in sample.videos),
         )
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        """uint8 array -> tensor on the device, without a copy where possible."""
+        plain = np.asarray(array)
+        return torch.from_numpy(plain if plain.flags.writeable else plain.copy()).to(self.device or "cpu")
+
+
+def _check_grids(grids: torch.Tensor, uid: str, media: Sequence[PreparedImage | PreparedVideo]) -> None:
+    for row, medium in zip(grids.tolist(), media, strict=True):
+        if tuple(row) != tuple(medium.grid):
+            raise MediaError(uid, f"the processor gives grid {tuple(row)}, the sample was prepared with {medium.grid}")
 
 
 class PatchCache:

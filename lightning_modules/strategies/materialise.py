@@ -7,13 +7,14 @@ error, and so is an entry that no parameter takes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from lightning_modules.families.checkpoint import checkpoint_entries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,25 +99,6 @@ def _allocate(policy: nn.Module, home: torch.device, device: torch.device) -> No
     for name, buffer in buffers.items():
         owner = policy.get_submodule(name.rpartition(".")[0])
         owner._buffers[name.rpartition(".")[2]] = buffer.to(device)
-
-
-def checkpoint_entries(model_path: str | Path) -> dict[str, Path]:
-    """Checkpoint name -> safetensors file of a saved Hugging Face model.
-
-    Raises:
-        FileNotFoundError: the folder holds no safetensors weights.
-    """
-    folder = Path(model_path)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise FileNotFoundError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
-    from safetensors import safe_open
-
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single)
 
 
 def _read(entries: dict[str, Path], names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from rollout.engines.checks import check_prompt_ids, check_requests, check_response_ids
 from rollout.model_folder import model_folder
-from rollout.positions import chain_positions
-from rollout.tokens import seconds_per_grid
-from rollout.types import GenerateRequest, Response, SampleError
+from rollout.types import EngineFamily, GenerateRequest, Response, SampleError
 
 if TYPE_CHECKING:
-    import torch
-
     from datamodules.types import PreparedSample
-
-log = logging.getLogger(__name__)
 
 _LOADING = threading.Lock()
 
@@ -34,6 +29,7 @@ class HFEngine:
 
     Args:
         model_path: Hugging Face folder or hub name.
+        family: the model's family: positions and checkpoint names.
         dtype: precision of the copy ("float32", "bfloat16", "float16").
         device: where the copy lives; None = the current CUDA device, else CPU.
         max_model_len: longest prompt + response in tokens; None = no limit.
@@ -43,16 +39,17 @@ class HFEngine:
     def __init__(
         self,
         model_path: str | Path,
+        family: EngineFamily,
         *,
         dtype: str = "float32",
         device: str | None = None,
         max_model_len: int | None = None,
         attn_implementation: str = "sdpa",
     ) -> None:
-        import torch
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
         model_path = model_folder(model_path)
+        self._family = family.open(str(model_path))
         self.max_model_len = max_model_len
         self.needs_weights = False
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -60,7 +57,8 @@ class HFEngine:
         # later model of the process has untied weights.
         with _LOADING:
             self._processor = AutoProcessor.from_pretrained(model_path)
-            self._model = AutoModelForImageTextToText.from_pretrained(
+            # transformers' own types of `to` and `base_model` are not usable.
+            self._model: Any = AutoModelForImageTextToText.from_pretrained(
                 model_path, dtype=getattr(torch, dtype), attn_implementation=attn_implementation
             )
         self._model.requires_grad_(False).eval().to(self._device)
@@ -86,13 +84,11 @@ class HFEngine:
         Raises:
             RuntimeError: a name is unknown, a shape differs, or weights are missing.
         """
-        import torch
-
-        own = dict(self._model.named_parameters(remove_duplicate=False))
-        missing = {name for name, _ in self._model.named_parameters()}
+        named = self._model.named_parameters
+        own = {self._family.to_checkpoint_name(name): value for name, value in named(remove_duplicate=False)}
+        missing = {self._family.to_checkpoint_name(name) for name, _ in named()}
         with torch.no_grad():
-            for streamed, value in weights:
-                name = _own_name(streamed, own)
+            for name, value in weights:
                 target = own.get(name)
                 if target is None or target.shape != value.shape:
                     shape = None if target is None else tuple(target.shape)
@@ -104,8 +100,6 @@ class HFEngine:
 
     def sleep(self) -> None:
         """Move the copy to host memory (nothing to do on CPU)."""
-        import torch
-
         if self._device.type == "cuda":
             self._model.to("cpu")
             torch.cuda.empty_cache()
@@ -120,8 +114,6 @@ class HFEngine:
 
     def _inputs(self, prompt: PreparedSample) -> dict[str, Any]:
         """The processor's tensors of one prompt on the model's device, with its token ids checked."""
-        import torch
-
         options: dict[str, Any] = {}
         if prompt.images:
             options["images"] = [torch.from_numpy(image.pixels.copy()) for image in prompt.images]
@@ -136,34 +128,24 @@ class HFEngine:
         except Exception as error:  # whatever the processor raises, the user needs to know which sample it was
             raise SampleError(prompt.uid, f"the processor cannot render the prompt: {error}") from error
         check_prompt_ids(prompt, inputs["input_ids"][0].tolist())
-        if "second_per_grid_ts" in inputs:
-            inputs["second_per_grid_ts"] = torch.tensor(seconds_per_grid(self._processor, prompt))
         return {key: value.to(self._device) for key, value in inputs.items() if hasattr(value, "to")}
 
-    def _positions(self, inputs: dict[str, Any]) -> torch.Tensor | None:
-        """M-RoPE positions int64 [3, L] of one prompt, as vLLM computes them; None for models with plain positions."""
-        import torch
-
-        body = self._model.base_model
-        if not hasattr(body, "get_rope_index"):
-            return None
-        kinds = inputs.get("mm_token_type_ids")
-        if kinds is None or not any(key.endswith("grid_thw") for key in inputs):
-            return torch.arange(inputs["input_ids"].shape[1], device=self._device).expand(3, -1)
-        known = inspect.signature(body.get_rope_index).parameters
-        positions, _ = body.get_rope_index(**{key: value for key, value in inputs.items() if key in known})
-        return chain_positions(positions[:, 0], kinds[0])
+    def _positions(self, prompt: PreparedSample) -> torch.Tensor:
+        """M-RoPE positions int64 [3, L] of one prompt, as the trainer and vLLM compute them."""
+        return self._family.positions(
+            torch.tensor(prompt.expanded_ids),
+            [image.grid for image in prompt.images],
+            [video.grid for video in prompt.videos],
+            [video.metadata.sampled_fps for video in prompt.videos],
+        ).to(self._device)
 
     def _generate_group(self, members: list[GenerateRequest]) -> Iterator[tuple[str, Response]]:
         """One pass over the prompt, then all its responses token by token as one batch."""
-        import torch
-
         with torch.inference_mode():
             inputs = self._inputs(members[0].prompt)
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-            positions = self._positions(inputs)
-            if positions is not None:
-                inputs["position_ids"] = positions[:, None]
+            positions = self._positions(members[0].prompt)
+            inputs["position_ids"] = positions[:, None]
             output = self._model(**inputs, use_cache=True, logits_to_keep=1)
             cache = output.past_key_values
             # One copy per response; unlike batch_repeat_interleave it exists for linear-attention states, too.
@@ -175,24 +157,18 @@ class HFEngine:
                 tokens = [row.sample(logits[i]) for i, row in enumerate(rows)]
                 if all(row.finished for row in rows):
                     break
-                step = torch.tensor(tokens, device=self._device)[:, None]
-                place = None
-                if positions is not None:
-                    place = torch.full((3, len(rows), 1), int(positions.max()) + decoded, device=self._device)
-                logits = self._decode(step, place, cache)
+                step = self._model(
+                    input_ids=torch.tensor(tokens, device=self._device)[:, None],
+                    position_ids=torch.full((3, len(rows), 1), int(positions.max()) + decoded, device=self._device),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                logits = step.logits[:, -1].float()
                 decoded += 1
         for row in rows:
             yield row.request.request_id, self._response(row)
 
-    def _decode(self, tokens: torch.Tensor, positions: torch.Tensor | None, cache: Any) -> torch.Tensor:
-        """Logits float32 [rows, vocabulary] after one more token per row."""
-        options = {} if positions is None else {"position_ids": positions}
-        output = self._model(input_ids=tokens, past_key_values=cache, use_cache=True, **options)
-        return output.logits[:, -1].float()
-
     def _response(self, row: _Row) -> Response:
-        import numpy as np
-
         check_response_ids(row.request, row.tokens)
         return Response(
             token_ids=np.asarray(row.tokens, dtype=np.int32),
@@ -208,8 +184,6 @@ class _Row:
     """One response in the making: its generator, tokens and log-probs."""
 
     def __init__(self, request: GenerateRequest, device: torch.device) -> None:
-        import torch
-
         self.request = request
         self.generator = torch.Generator(device=device).manual_seed(request.seed)
         self.tokens: list[int] = []
@@ -219,8 +193,6 @@ class _Row:
 
     def sample(self, logits: torch.Tensor) -> int:
         """Draw the next token from `logits` float32 [vocabulary]; a finished row repeats its last token unrecorded."""
-        import torch
-
         if self.finished:
             return self.tokens[-1]
         spec = self.request.sampling
@@ -237,12 +209,6 @@ class _Row:
         return token
 
 
-def _own_name(name: str, own: Mapping[str, Any]) -> str:
-    """transformers' name of a checkpoint's weight: early Qwen checkpoints call the tower `visual`, the text `model`."""
-    candidates = (name, f"model.{name}", name.replace("model.", "model.language_model.", 1))
-    return next((candidate for candidate in candidates if candidate in own), name)
-
-
 def processed_logprobs(
     logits: torch.Tensor,
     temperature: float,
@@ -257,8 +223,6 @@ def processed_logprobs(
     Args:
         logits: float32 [..., vocabulary].
     """
-    import torch
-
     logits = logits.clone()
     if banned_ids:
         logits[..., list(banned_ids)] = float("-inf")

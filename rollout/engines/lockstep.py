@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from datamodules.common import distributed
 from rollout.types import Engine, GenerateRequest, Response
 
@@ -25,8 +27,6 @@ class LockStepEngine:
     """
 
     def __init__(self, engine: Engine, tensor_parallel_size: int) -> None:
-        import torch.distributed as dist
-
         self._engine = engine
         world, rank = distributed.world_size(), distributed.rank()
         if world % tensor_parallel_size:
@@ -48,8 +48,6 @@ class LockStepEngine:
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
         """Yield this rank's responses; a collective of the tensor-parallel group, even with nothing to generate."""
-        import torch.distributed as dist
-
         gathered: list[list[GenerateRequest]] = [[] for _ in range(self._size)]
         dist.all_gather_object(gathered, list(requests), group=self._group)
         everyone = [

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-import os
+import random
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
 
 from datamodules.common.distributed import world_size
 from rollout.engines.checks import check_requests
 from rollout.engines.vllm_cpu import keep_generators_of_discarded_tokens
-from rollout.engines.vllm_input import fixed_options, read_response, render, sampling_params
-from rollout.model_folder import model_folder
+from rollout.engines.vllm_input import read_response, render, sampling_params
+from rollout.engines.vllm_settings import VLLMSettings
 from rollout.types import GenerateRequest, Response, SampleError
 
-if TYPE_CHECKING:
-    import torch
 
-    from datamodules.types import PreparedSample
-
-log = logging.getLogger(__name__)
-
-
-class VLLMEngine:
+@dataclass(eq=False)
+class VLLMEngine(VLLMSettings):
     """An `Engine` around `vllm.LLM`, colocated with the trainer: one process, one device, two models.
 
     Requests of one prompt share its rendering (rescaling, patches) and, through vLLM's prefix cache, its prompt
@@ -39,103 +35,63 @@ class VLLMEngine:
     With `torch.distributed` initialised on more than one rank the engine uses vLLM's external launcher: rank r
     belongs to the tensor-parallel group r // tensor_parallel_size, whose ranks must pass identical requests (see
     `rollout.engines.lockstep`).
-
-    Args:
-        model_path: Hugging Face folder or hub name; gives architecture, tokenizer, processor and the first weights.
-        dtype: engine precision ("bfloat16", "float16", "float32").
-        max_model_len: longest prompt + response in tokens.
-        tensor_parallel_size: ranks that share one engine.
-        gpu_memory_utilization: share of device memory for weights and KV cache (CUDA).
-        kv_cache_gib: KV cache size; None lets vLLM derive it from `gpu_memory_utilization` (CUDA only; 1 on CPU).
-        max_num_seqs: most responses in flight.
-        max_num_batched_tokens: tokens per engine step (chunked prefill above it); None = vLLM's default.
-        limit_images: most images per prompt.
-        limit_videos: most videos per prompt.
-        enforce_eager: no CUDA graphs: faster start, slower decoding.
-        enable_prefix_caching: responses of one prompt share its keys and values.
-        sleep_level: 0 = stay awake, 1 = weights to host memory, 2 = drop them (the next sync brings new ones).
-        load_weights: False = start with random weights: saves the read from disk where a sync follows anyway.
-        seed: the engine's own seed; responses never depend on it, each carries its own.
-        quiet: keep vLLM's logger at errors (unless VLLM_LOGGING_LEVEL says otherwise).
-        extra_options: more arguments of `vllm.LLM`, as they are (they win over those above).
     """
 
-    needs_vllm = True
+    needs_vllm: ClassVar[bool] = True
     """Whether the engine needs vLLM to be installed."""
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        dtype: str = "bfloat16",
-        max_model_len: int = 4096,
-        tensor_parallel_size: int = 1,
-        gpu_memory_utilization: float = 0.5,
-        kv_cache_gib: float | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        limit_images: int = 8,
-        limit_videos: int = 4,
-        enforce_eager: bool = False,
-        enable_prefix_caching: bool = True,
-        sleep_level: int = 2,
-        load_weights: bool = True,
-        seed: int = 0,
-        quiet: bool = True,
-        extra_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        _check_arguments(tensor_parallel_size, sleep_level, gpu_memory_utilization, max_model_len)
-        import torch
+    _: KW_ONLY
+    enable_prefix_caching: bool = True
+    """Responses of one prompt share its keys and values."""
+    sleep_level: int = 2
+    """0 = stay awake, 1 = weights to host memory, 2 = drop them (the next sync brings new ones)."""
+    load_weights: bool = True
+    """False = start with random weights: saves the read from disk where a sync follows anyway."""
+    seed: int = 0
+    """The engine's own seed; responses never depend on it, each carries its own."""
 
-        model_path = model_folder(model_path)
-        self.max_model_len = max_model_len
-        self.tensor_parallel_size = tensor_parallel_size
-        self._device_sleeps = torch.cuda.is_available() and sleep_level > 0
-        self._sleep_level = sleep_level if self._device_sleeps else 0
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if world_size() % self.tensor_parallel_size:
+            raise ValueError(
+                f"rollout tensor_parallel_size={self.tensor_parallel_size} does not divide the {world_size()} ranks"
+            )
+        if self.sleep_level not in (0, 1, 2):
+            raise ValueError(f"sleep_level={self.sleep_level}; use 0 (stay awake), 1 (weights to host) or 2 (drop)")
+        self._sleeps = torch.cuda.is_available() and self.sleep_level > 0
         self._cuda_devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         self._asleep: set[str] = set()
-        self.needs_weights = not load_weights
+        self.needs_weights = not self.load_weights
         """The engine holds no valid weights, after a level-2 sleep or a start without, until `update_weights`."""
-        _prepare_environment(kv_cache_gib, quiet, cuda=torch.cuda.is_available())
-        from vllm import LLM
+        self._start()
 
-        # Building an engine reseeds the process; the trainer's random state must not notice.
-        options = fixed_options(model_path, kv_cache_gib) | {
-            "dtype": dtype,
-            "max_model_len": max_model_len,
-            "tensor_parallel_size": tensor_parallel_size,
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "limit_mm_per_prompt": {"image": limit_images, "video": limit_videos},
-            "enforce_eager": enforce_eager,
-            "enable_prefix_caching": enable_prefix_caching,
-            "enable_sleep_mode": self._device_sleeps,
-            "load_format": "auto" if load_weights else "dummy",
-            "seed": seed,
+    def _start(self) -> None:
+        """Start vLLM in this process, and what the engine needs around it."""
+        # The engine must live in this process: weights are handed over as tensors, and ranks step in lock-step.
+        self.prepare_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+        from vllm import LLM  # reads the environment at its import
+
+        own: dict[str, Any] = {
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "enable_sleep_mode": self._sleeps,
+            "load_format": "auto" if self.load_weights else "dummy",
+            "seed": self.seed,
         }
         if world_size() > 1:
-            options["distributed_executor_backend"] = "external_launcher"
-        with _kept_random_state(), warnings.catch_warnings():
+            own["distributed_executor_backend"] = "external_launcher"
+        # Building an engine reseeds the process; the trainer's random state must not notice.
+        with _kept_random_state(self._cuda_devices), warnings.catch_warnings():
             # vLLM touches deprecated names of torch.
             warnings.simplefilter("ignore", FutureWarning)
-            self.llm = LLM(str(model_path), **(options | dict(extra_options or {})))
-        self._finish_start(model_path, enforce_eager)
-
-    def _finish_start(self, model_path: Path, enforce_eager: bool) -> None:
-        """What the engine needs around the running `LLM`."""
-        import torch
-        from transformers import AutoProcessor
-
+            self.llm = LLM(**self.arguments(**own))
         if not torch.cuda.is_available():
             self.llm.collective_rpc(keep_generators_of_discarded_tokens)
         # vLLM compiles small sampler functions even in eager mode: ten seconds per process on a CPU, for nothing.
-        self._stance = partial(torch.compiler.set_stance, "force_eager") if enforce_eager else nullcontext
+        self._stance = partial(torch.compiler.set_stance, "force_eager") if self.enforce_eager else nullcontext
         self._tokenizer = self.llm.get_tokenizer()
         self._tokens_per_step = self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
-        self._processor = AutoProcessor.from_pretrained(model_path)
         # One thread: vLLM's renderer is not meant to be entered twice at a time.
-        self._renderer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[str, Response]]:
         """Yield (request_id, response) in the order in which responses finish.
@@ -156,7 +112,11 @@ class VLLMEngine:
         groups: dict[int, list[GenerateRequest]] = defaultdict(list)
         for request in requests:
             groups[id(request.prompt)].append(request)
-        pending = [(members, self._renderer.submit(self._render, members[0].prompt)) for members in groups.values()]
+        renderer = self.llm.llm_engine.renderer
+        pending = [  # rendered once per prompt, not per response
+            (members, self._threads.submit(render, renderer, self.family, members[0].prompt))
+            for members in groups.values()
+        ]
         in_flight: dict[str, GenerateRequest] = {}
         try:
             while pending or in_flight:
@@ -187,13 +147,13 @@ class VLLMEngine:
 
     def sleep(self) -> None:
         """Free the engine's device memory (nothing to do without CUDA or with `sleep_level=0`)."""
-        if not self._sleep_level or self._asleep:
+        if not self._sleeps or self._asleep:
             return
         # Features and prefixes survive a sleep otherwise: a leak, and stale after the next sync.
         self.reset_caches()
-        self.llm.sleep(level=self._sleep_level)
+        self.llm.sleep(level=self.sleep_level)
         self._asleep = {"weights", "kv_cache"}
-        self.needs_weights = self._sleep_level == 2
+        self.needs_weights = self.sleep_level == 2
 
     def wake(self) -> None:
         """Bring back the memory of the weights; that of the KV cache follows at the first `generate`.
@@ -204,28 +164,25 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Release the engine and its threads; the process group stays, it belongs to the trainer."""
-        self._renderer.shutdown(wait=True, cancel_futures=True)
-        llm, self.llm = self.llm, None
-        if llm is not None:
-            # vLLM's own shutdown, also run when its client is collected, would destroy the default process group.
-            client = llm.llm_engine.engine_core
-            client._finalizer.detach()
-            client.engine_core.model_executor.shutdown()
-            client.engine_core.scheduler.shutdown()
-            if world_size() > 1:
-                from vllm.distributed.parallel_state import destroy_model_parallel
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        if not hasattr(self, "llm"):
+            return
+        # vLLM's own shutdown, also run when its client is collected, would destroy the default process group.
+        client: Any = self.llm.llm_engine.engine_core
+        del self.llm
+        client._finalizer.detach()
+        client.engine_core.model_executor.shutdown()
+        client.engine_core.scheduler.shutdown()
+        if world_size() > 1:
+            from vllm.distributed.parallel_state import destroy_model_parallel
 
-                # vLLM's own groups and the shared memory behind them, not the trainer's.
-                destroy_model_parallel()
+            # vLLM's own groups and the shared memory behind them, not the trainer's.
+            destroy_model_parallel()
 
     def _wake(self, tag: str) -> None:
         if tag in self._asleep:
             self.llm.wake_up(tags=[tag])
             self._asleep.discard(tag)
-
-    def _render(self, prompt: PreparedSample) -> Any:
-        """Once per prompt, not per response."""
-        return render(self.llm.llm_engine.renderer, self._processor, prompt)
 
     def _admit(self, pending: list[tuple[list[GenerateRequest], Future]], in_flight: dict) -> None:
         """Hand the engine prompts worth one step's tokens, waiting for their rendering."""
@@ -243,8 +200,6 @@ class VLLMEngine:
 
     def _step(self, in_flight: dict[str, GenerateRequest]) -> Iterator[tuple[str, Response]]:
         """Run one engine step and yield what finished in it."""
-        import torch
-
         try:
             # vLLM draws from the process's generator too, even for seeded requests; the trainer's must stay put.
             with self._stance(), torch.random.fork_rng(devices=self._cuda_devices):
@@ -263,43 +218,10 @@ class VLLMEngine:
 
 
 @contextmanager
-def _kept_random_state() -> Iterator[None]:
+def _kept_random_state(cuda_devices: list[int]) -> Iterator[None]:
     """Restore the random state of Python, NumPy and torch on leaving."""
-    import random
-
-    import numpy as np
-    import torch
-
     python, numpy = random.getstate(), np.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=cuda_devices):
         yield
     random.setstate(python)
     np.random.set_state(numpy)
-
-
-def _check_arguments(tensor_parallel_size: int, sleep_level: int, utilization: float, max_model_len: int) -> None:
-    world = world_size()
-    if tensor_parallel_size < 1 or world % tensor_parallel_size:
-        raise ValueError(f"rollout tensor_parallel_size={tensor_parallel_size} does not divide the {world} ranks")
-    if sleep_level not in (0, 1, 2):
-        raise ValueError(f"sleep_level={sleep_level}; use 0 (stay awake), 1 (weights to host) or 2 (drop weights)")
-    if not 0 < utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization={utilization} is not a share in (0, 1]")
-    if max_model_len < 1:
-        raise ValueError(f"max_model_len={max_model_len} must be positive")
-
-
-def _prepare_environment(kv_cache_gib: float | None, quiet: bool, cuda: bool) -> None:
-    """Set what vLLM reads at its import; values already in the user's environment stay, except the process model."""
-    # The engine must live in this process: weights are handed over as tensors, and ranks step in lock-step.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if quiet:
-        # Its warnings come at every rendered prompt and at every sync, and say nothing that we do not check.
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        for name in ("vllm", *(() if cuda else ("torch.utils.cpp_extension",))):
-            logging.getLogger(name).setLevel(logging.ERROR)
-    if not cuda:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(kv_cache_gib or 1)))
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

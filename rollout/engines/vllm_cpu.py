@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+
+
+class Rewound(torch.Generator):
+    """A CPU generator whose state is put back by the hooks below; the offset arithmetic is a no-op."""
+
+    def get_offset(self) -> int:
+        """Nothing to read."""
+        return 0
+
+    def set_offset(self, offset: int) -> Rewound:
+        """Nothing to set."""
+        return self
+
 
 def keep_generators_of_discarded_tokens(worker: Any) -> None:
     """Install the rewind in a vLLM worker (an argument of `LLM.collective_rpc`)."""
-    import numpy as np
-    import torch
-
-    class Rewound(torch.Generator):
-        """A CPU generator whose state is put back by the hooks below; the offset arithmetic is a no-op."""
-
-        def get_offset(self) -> int:
-            return 0
-
-        def set_offset(self, offset: int) -> None:
-            pass
-
     runner = worker.model_runner
     kept: dict[int, tuple[Any, Any]] = {}
 

@@ -1,65 +1,27 @@
-"""Our types as vLLM's and back: options, prompts with prepared media, sampling parameters, responses."""
+"""Our prompts and sampling as vLLM's, and vLLM's answers as ours."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from PIL import Image
+
 from rollout.engines.checks import check_prompt_ids, check_response_ids
-from rollout.tokens import seconds_per_grid
 from rollout.types import Response, SampleError
 
 if TYPE_CHECKING:
     from datamodules.types import PreparedSample
-    from rollout.types import GenerateRequest, SamplingSpec
-
-_BYTES_PER_GIB = 1024**3
+    from rollout.types import EngineFamily, GenerateRequest
 
 
-def fixed_options(model_path: str | Path, kv_cache_gib: float | None) -> dict[str, Any]:
-    """Settings of vLLM that are not a choice here, for every engine of ours."""
-    import torch
-
-    options: dict[str, Any] = {
-        # The cache of processed inputs would hold every video of the run; a prompt is rendered once anyway.
-        "mm_processor_cache_gb": 0,
-        "mm_device_do_normalize": one_normalisation(model_path),
-        # Log-probs of the distribution actually sampled, so that they compare with the trainer's.
-        "logprobs_mode": "processed_logprobs",
-        # Sampling parameters come from SamplingSpec, never from the model's generation_config.json.
-        "generation_config": "vllm",
-        "use_tqdm_on_load": False,
-    }
-    if kv_cache_gib is not None and torch.cuda.is_available():
-        options["kv_cache_memory_bytes"] = int(kv_cache_gib * _BYTES_PER_GIB)
-    return options
-
-
-def one_normalisation(model_path: str | Path) -> bool:
-    """Whether images and videos are normalised alike, so that vLLM may do it on the device.
-
-    vLLM takes the image processor's mean and deviation for both. Where the video processor has others the engine
-    would see other colours than the trainer, with equal token ids.
-    """
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(model_path)
-    image, video = getattr(processor, "image_processor", None), getattr(processor, "video_processor", None)
-    fields = ("image_mean", "image_std", "rescale_factor", "do_rescale", "do_normalize")
-    return video is None or all(_as_list(image, field) == _as_list(video, field) for field in fields)
-
-
-def _as_list(processor: Any, field: str) -> Any:
-    value = getattr(processor, field, None)
-    return list(value) if isinstance(value, tuple | list) else value
-
-
-def render(renderer: Any, processor: Any, prompt: PreparedSample) -> Any:
+def render(renderer: Any, family: EngineFamily, prompt: PreparedSample) -> Any:
     """One sample as vLLM's engine input, with the processor's token ids and times.
 
     Args:
         renderer: of the vLLM engine.
-        processor: the model's.
+        family: the model's.
         prompt: the sample.
 
     Raises:
@@ -72,7 +34,10 @@ def render(renderer: Any, processor: Any, prompt: PreparedSample) -> Any:
         raise SampleError(prompt.uid, f"the engine cannot render the prompt: {error}") from error
     check_prompt_ids(prompt, engine_input["prompt_token_ids"])
     if prompt.videos:
-        correct_times(engine_input, seconds_per_grid(processor, prompt))
+        seconds = family.seconds_per_grid([video.metadata.sampled_fps for video in prompt.videos])
+        for item, value in zip(engine_input.get("mm_kwargs", {}).get("video", ()), seconds, strict=False):
+            if "second_per_grid_ts" in item:  # vLLM filled in the rate of its own choice
+                item["second_per_grid_ts"].data = torch.tensor(value)
     return engine_input
 
 
@@ -80,10 +45,8 @@ def read_response(request: GenerateRequest, output: Any, tokenizer: Any) -> Resp
     """vLLM's finished output as our response.
 
     Raises:
-        RuntimeError: other prompt ids than the processor's, a banned token, or an end that is none.
+        RuntimeError: other prompt ids than the processor's, a banned token, or neither stopped nor at its length.
     """
-    import numpy as np
-
     completion = output.outputs[0]
     tokens = list(completion.token_ids)
     check_response_ids(request, tokens)
@@ -110,8 +73,6 @@ def prompt_dict(prompt: PreparedSample) -> dict[str, Any]:
     data: dict[str, list[Any]] = {}
     uuids: dict[str, list[str]] = {}
     if prompt.images:
-        from PIL import Image
-
         data["image"] = [Image.fromarray(image.pixels.transpose(1, 2, 0)) for image in prompt.images]
         uuids["image"] = [image.digest for image in prompt.images]
     if prompt.videos:
@@ -126,20 +87,11 @@ def prompt_dict(prompt: PreparedSample) -> dict[str, Any]:
     return result
 
 
-def correct_times(engine_input: Any, seconds: list[float]) -> None:
-    """Write the videos' real seconds per temporal patch into vLLM's rendered prompt, where it holds them."""
-    import torch
-
-    for item, value in zip(engine_input.get("mm_kwargs", {}).get("video", ()), seconds, strict=False):
-        if "second_per_grid_ts" in item:
-            item["second_per_grid_ts"].data = torch.tensor(value)
-
-
 def sampling_params(request: GenerateRequest) -> Any:
     """vLLM's SamplingParams of one request: exactly what the SamplingSpec says."""
     from vllm import SamplingParams
 
-    spec: SamplingSpec = request.sampling
+    spec = request.sampling
     greedy = spec.temperature == 0
     return SamplingParams(
         n=1,

@@ -42,7 +42,8 @@ from datamodules.video.cache import VideoCache
 from datamodules.video.codecs import CODECS
 from datamodules.video.decode import check_decoder, decode_spec
 from datamodules.video.entry import read_entry, write_entry
-from datamodules.video.spec import ImageSpec, MediaRules, VideoPlan, VideoSpec
+from datamodules.video.spec import ImageSpec, VideoPlan, VideoSpec
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 
 CLIPS = ("0F7LW.mp4", "5INX3.mp4", "JYUqV-7BPWE.mp4", "stvg_8670554760.mp4", "svg_3843663025.mp4")
 """The five 8-bit mp4 clips of the test data."""
@@ -211,8 +212,9 @@ def peer(path: Path, max_frames: int, pyav: np.ndarray) -> None:
 
 def bench_lengths(clips: list[Path], folder: Path, small: bool) -> None:
     """Every sample has a file of its own (hard copies), as in a real data set."""
-    processor = load_processor(build_tiny_model(folder / "model", synthetic_corpus()))
-    rules = MediaRules.from_processor(processor)
+    model = build_tiny_model(folder / "model", synthetic_corpus())
+    processor = load_processor(model)
+    rules = Qwen3VLFamily().open(str(model)).media_spec(processor)
     spec = VideoSpec.for_rules(rules, max_frames=128, max_pixels=262144)
     cache = VideoCache(folder / "cache", folder)
     preparer = SamplePreparer(processor, rules, spec, ImageSpec.for_rules(rules), cache, PromptTemplates())

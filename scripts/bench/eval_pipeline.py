@@ -38,6 +38,7 @@ from eval.run.pipeline import ask
 from eval.run.pool import PreparePool
 from eval.run.prepare import PrepareSettings, ReadyItem
 from eval.run.records import RecordLog
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from rollout.callback import resolve_sampling
 from rollout.engines.vllm import VLLMEngine
 from rollout.types import GenerateRequest, Response, SamplingSpec
@@ -160,7 +161,7 @@ def real_vllm(folder: Path) -> dict:
     names = eval_demo.build(folder)
     data, model = folder / ("real" if names == eval_demo.REAL else "drawn"), folder / "tiny-qwen3vl"
     items = [item for name in names for item in load(catalogue.get(name), data)[0]]
-    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=32), model)
+    sampling = resolve_sampling(SamplingSpec(n=1, temperature=0.0, max_tokens=32), model, Qwen3VLFamily())
     frames = {"max_frames": 8, "max_pixels": 16384, "min_pixels": 4096}
     options: dict[str, Any] = {
         "dtype": "float32",
@@ -173,7 +174,7 @@ def real_vllm(folder: Path) -> dict:
     options |= {"enforce_eager": True, "max_num_batched_tokens": 2048}
 
     def run(driver) -> tuple[dict, dict]:
-        pool = PreparePool(PrepareSettings(str(model), frame_overrides=frames), processes=2)
+        pool = PreparePool(PrepareSettings(str(model), Qwen3VLFamily(), frame_overrides=frames), processes=2)
         with tempfile.TemporaryDirectory() as place:
             log = RecordLog(Path(place) / "answers.jsonl")
             stats = ask(items, pool, driver, sampling, log)
@@ -182,8 +183,10 @@ def real_vllm(folder: Path) -> dict:
         span = driver.stats.span_s
         return kept, {"seconds": round(span, 2), "idle_share": round(stats.idle_share, 3)}
 
-    asynchronous, found = run(AsyncDriver([lambda: AsyncLLMReplica(model, **options)], max_in_flight=16))
-    engine = VLLMEngine(model, **options)
+    asynchronous, found = run(
+        AsyncDriver([lambda: AsyncLLMReplica(model, Qwen3VLFamily(), **options)], max_in_flight=16)
+    )
+    engine = VLLMEngine(model, Qwen3VLFamily(), **options)
     lock_step, other = run(LockStepDriver(engine.generate, 8, close=engine.close))
     return {
         "case": "real vLLM",

@@ -47,6 +47,7 @@ def main() -> None:
     processor = load_processor(arguments["model"])
     engine = VLLMEngine(
         arguments["model"],
+        family,
         dtype=arguments["dtype"],
         max_model_len=1024,
         max_num_seqs=8,
