@@ -80,6 +80,13 @@ class ColocatedEngineCallback(L.Callback):
         self.engine: Engine | None = None
 
     @property
+    def running(self) -> Engine:
+        """The engine; there is one between `setup` and `teardown`."""
+        if self.engine is None:
+            raise RuntimeError("the engine is not built: the callback's setup has not run")
+        return self.engine
+
+    @property
     def sampling(self) -> SamplingSpec:
         """The complete specification: banned and stop ids filled in. The trainer masks the same ids."""
         if self._sampling is None:
@@ -131,16 +138,17 @@ class ColocatedEngineCallback(L.Callback):
         batch.groups = []
         with self.session(batch.timings, batch.metrics):
             started = time.monotonic()
-            groups = dict.fromkeys(range(len(batch.prompts)))
+            groups: dict[int, RolloutGroup] = {}
             # Closed also when a sink raises: the engine must be idle before it sleeps.
-            with closing(self.engine.generate(requests)) as stream:
+            stream: Any = self.running.generate(requests)
+            with closing(stream):
                 for group in assemble(batch.prompts, requests, stream, self.sampling.n):
                     edited = reduce(lambda g, editor: editor.edit_group(g), self._editors, group)
                     groups[edited.index] = edited
                     for sink in self._sinks:
                         sink.put(edited)
             batch.timings["generate"] = time.monotonic() - started
-        batch.groups = list(groups.values())
+        batch.groups = [groups[index] for index in sorted(groups)]
         batch.metrics |= rollout_metrics(batch.groups, batch.timings["generate"])
 
     def requests(self, prompts: Sequence[PreparedSample], rl_step: int, greedy: bool) -> list[GenerateRequest]:
@@ -162,7 +170,7 @@ class ColocatedEngineCallback(L.Callback):
         Several calls inside one `session` wake the engine once.
         """
         with self.session():
-            yield from self.engine.generate(requests)
+            yield from self.running.generate(requests)
 
     @contextmanager
     def session(
@@ -180,8 +188,9 @@ class ColocatedEngineCallback(L.Callback):
         self._sessions += 1
         try:
             started = time.monotonic()
-            self.engine.wake()
+            self.running.wake()
             timings["wake"] = time.monotonic() - started
+            assert self._sync is not None  # made with the engine
             report = self._sync.sync(self._module.weights_version, self._module.engine_weights)
             timings["sync"] = report.seconds if report else 0.0
             if report and metrics is not None:
@@ -191,7 +200,7 @@ class ColocatedEngineCallback(L.Callback):
             self._sessions -= 1
             if self._sessions == 0:
                 started = time.monotonic()
-                self.engine.sleep()
+                self.running.sleep()
                 timings["sleep"] = time.monotonic() - started
 
 
@@ -249,9 +258,9 @@ def assemble(
     places: dict[str, tuple[int, int | str]] = {}
     missing = [0] * len(prompts)
     for request in requests:
-        _, index, k = request.request_id.split(":")
-        places[request.request_id] = (int(index), k if k == GREEDY else int(k))
-        missing[int(index)] += 1
+        _, place, number = request.request_id.split(":")
+        places[request.request_id] = (int(place), number if number == GREEDY else int(number))
+        missing[int(place)] += 1
     received: list[dict[int | str, Response]] = [{} for _ in prompts]
     for request_id, response in responses:
         if request_id not in places:

@@ -17,7 +17,8 @@ from datamodules.video.spec import VideoPlan, VideoSpec
 if TYPE_CHECKING:
     import numpy as np
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 ATTEMPTS = 2
 """A clip whose decoder crashes gets one more."""
 PROCESSES = 16

@@ -137,8 +137,8 @@ def _by_segments(
     outputs = []
     for index, (q, k, v) in enumerate(segments):
         prompt = plan.segments[index].prompt
-        shared = (t[:, :, :prompt] for t in (q, k, v))
-        outputs.append(F.scaled_dot_product_attention(*shared, scale=scaling, is_causal=True))
+        own = [t[:, :, :prompt] for t in (q, k, v)]
+        outputs.append(F.scaled_dot_product_attention(own[0], own[1], own[2], scale=scaling, is_causal=True))
         if plan.segments[index].responses:
             mask = plan.branch_mask(index, query.device)
             outputs.append(F.scaled_dot_product_attention(q[:, :, prompt:], k, v, attn_mask=mask, scale=scaling))

@@ -104,13 +104,14 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad = logp.exp_().mul_(-grad_logprobs[part, None])
             grad.scatter_add_(1, targets[part, None], grad_logprobs[part, None])
             grad = grad.div_(temperature).to(weight.dtype)
-            if need_hidden:
+            if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
-            if need_weight:
+            if grad_weight is not None:
                 if grad.dtype == accumulate:
                     grad_weight.addmm_(grad.T, hidden[part])
                 else:
                     grad_weight += grad.T @ hidden[part]
             del logp, grad
-        grad_weight = grad_weight.to(weight.dtype) if need_weight else None
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None, None

@@ -97,10 +97,11 @@ class GridVisionFamily(ModelFamily):
         ids = self.banned_ids
         tokens = processor.tokenizer.convert_ids_to_tokens(list(ids))
         image, video, frame_start, frame_end = tokens[:4]
-        if [processor.image_token, processor.video_token] != [image, video] or None in tokens:
+        named = [getattr(processor, name, None) for name in ("image_token", "video_token")]
+        if named != [image, video] or None in tokens:
             raise ValueError(
                 f"the configuration of {self._path} names the placeholders {tokens}, its processor "
-                f"{processor.image_token} and {processor.video_token}: they do not belong together"
+                f"{named[0]} and {named[1]}: they do not belong together"
             )
         sizes = processor.video_processor
         return MediaSpec(

@@ -198,7 +198,7 @@ def family_node(folder: Path) -> dict[str, str]:
         node = OmegaConf.select(OmegaConf.load(file), "family")
         if node is None:
             continue
-        family = get_class(node._target_)
+        family: Any = get_class(node._target_)
         if family.model_type == wanted:
             return {"_target_": node._target_}
         known.add(family.model_type)

@@ -33,12 +33,12 @@ def rng_state() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, cached],
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype("int64")), position, has_gauss, cached],
         "python": [version, list(internal), gauss],
     }
 
@@ -124,7 +124,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: Optimizer) -> tup
 
     trainer_state = read_trainer_state(folder)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state}
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     dcp.load(state, checkpoint_id=str(folder))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     shared_state = torch.load(folder / SHARED_FILE, weights_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class PolicyStrategy:
     """Mixin of the project's strategies. The default is one process that holds the whole model."""
 
+    root_device: torch.device
+    """Where this process computes; Lightning's strategies give it."""
     title = "user's own"
     """What the plan of a run calls it."""
     one_device = False
@@ -22,11 +24,11 @@ class PolicyStrategy:
     shards_policy = False
     """Whether `build_policy` spreads a model over ranks, which then also manages where its shards live."""
 
-    def build_policy(self, family: ModelFamily, model_path: str, dtype: torch.dtype, **options: object) -> PolicyModel:
+    def build_policy(self, family: ModelFamily, model_path: str, dtype: torch.dtype, **options: Any) -> PolicyModel:
         """Return the policy with its weights, on this strategy's device and in its parallel form."""
         from lightning_modules.strategies.materialise import load_whole
 
-        return load_whole(family, model_path, dtype, device=self.root_device, **options)  # type: ignore[attr-defined]
+        return load_whole(family, model_path, dtype, device=self.root_device, **options)
 
     def sync_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average gradients over data-parallel ranks after the last micro-batch of an update."""

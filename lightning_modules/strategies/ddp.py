@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -23,7 +23,7 @@ class ReplicatedStrategy(PolicyStrategy, DDPStrategy):
 
     title = "ddp"
 
-    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+    def _setup_model(self, model: torch.nn.Module) -> Any:
         return model
 
     def _register_ddp_hooks(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -53,8 +53,9 @@ class ShardedStrategy(PolicyStrategy, ModelParallelStrategy):
         family: ModelFamily,
         model_path: str,
         dtype: torch.dtype,
+        *,
         cpu_offload: bool = False,
-        **options: object,
+        **options: Any,
     ) -> PolicyModel:
         """Shard an empty model, then fill each rank's shards tensor by tensor.
 
