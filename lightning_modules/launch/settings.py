@@ -65,6 +65,7 @@ EVALUATE: dict[str, Any] = {
     "prepare.cache_codec": Literal["raw", "lossless", "jpeg"],
     "prepare.decoder": Literal["pyav", "torchcodec", "decord"],
     "prepare.cache_dir": str | None,
+    "family": Component | None,
     **dict.fromkeys(("benchmarks", "config_dir"), str | list[str] | None),
     **{f"frames.{key}": Number for key in ("fps", "min_frames", "max_frames")},
     **{f"{part}.{key}": Number for part in ("frames", "images") for key in ("min_pixels", "max_pixels")},
