@@ -25,13 +25,13 @@ eval-demo: env
 	$(VENV)/bin/python scripts/eval_demo.py
 
 test: env
-	$(VENV)/bin/python -m pytest -m "not slow and not gpu"
+	$(VENV)/bin/python -m pytest -m "not slow"
 
 test-all: env
-	$(VENV)/bin/python -m pytest -m "not gpu"
+	$(VENV)/bin/python -m pytest
 
 lint: env
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
 clean:
 	rm -rf outputs .cache
