@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -262,8 +263,8 @@ def record(
             write_failures(cache.root / "failures.jsonl", failures)
         now = time.monotonic()
         if now - reported >= every_s or number == len(work.jobs):
-            left = (now - began) * (total - handled) / max(1, handled)
-            progress(f"{number}/{len(work.jobs)} clips, {size / 1e6:.1f} MB, {_clock(left)} left")
+            left = timedelta(seconds=round((now - began) * (total - handled) / max(1, handled)))
+            progress(f"{number}/{len(work.jobs)} clips, {size / 1e6:.1f} MB, {left} left")
             reported = now
     return stored, size, failures
 
@@ -271,9 +272,3 @@ def record(
 def write_failures(path: Path, failures: Sequence[Failure]) -> None:
     """One JSON line per sample: id, path, reason. Replaces the file of the previous run."""
     write_lines(path, map(asdict, failures))
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

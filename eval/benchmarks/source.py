@@ -104,11 +104,14 @@ class Source:
         missing: list[str] = []
         for entry in self.files.get(split, ()):
             patterns = [entry] if isinstance(entry, str) else list(entry)
-            paths = next((hits for p in patterns for f in folders if (hits := _glob(f, p))), None)
-            if paths is None:
-                missing.append(patterns[0])
+            for place, pattern in ((f, p) for p in patterns for f in folders):
+                # Each file also in its gzipped form.
+                paths = sorted(path for path in {*place.glob(pattern), *place.glob(f"{pattern}.gz")} if path.is_file())
+                if paths:
+                    found += [path for path in paths if path not in found]
+                    break
             else:
-                found += [path for path in paths if path not in found]
+                missing.append(patterns[0])
         if found and self.signature:
             first = next(iter(read_objects(found[0])), {})
             if any(lookup(first, name) is None for name in self.signature):
@@ -185,8 +188,3 @@ class ReferenceSource(Source):
     question: str = "problem"
     answer: str = "solution"
     media: Sequence[str] = ("{path}",)
-
-
-def _glob(folder: Path, pattern: str) -> list[Path]:
-    """Files of a pattern, each also in its gzipped form; sorted."""
-    return [path for path in sorted({*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}) if path.is_file()]

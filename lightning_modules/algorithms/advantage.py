@@ -98,7 +98,10 @@ class GroupAdvantage:
             result = over_spread(result, group_std(values, rewards.group), self.eps)
         elif self.std == "task":
             self._update_moments(values, rewards)
-            result = over_spread(result, self._task_std(rewards).to(values.dtype), self.eps)
+            moments = [self.moments.get(task, (math.nan, math.nan)) for task in rewards.tasks]
+            spread = [max(square - mean**2, 0.0) ** 0.5 for mean, square in moments]
+            std = torch.tensor(spread, dtype=torch.float64)[rewards.group]
+            result = over_spread(result, std.to(values.dtype), self.eps)
         return whiten(result) if self.whiten else result
 
     def _update_moments(self, values: torch.Tensor, rewards: RewardTable) -> None:
@@ -115,11 +118,6 @@ class GroupAdvantage:
             old = self.moments.get(task, new)
             mean, square = (self.decay * o + (1 - self.decay) * n for o, n in zip(old, new, strict=True))
             self.moments[task] = (mean, square)
-
-    def _task_std(self, rewards: RewardTable) -> torch.Tensor:
-        moments = [self.moments.get(task, (math.nan, math.nan)) for task in rewards.tasks]
-        spread = [max(square - mean**2, 0.0) ** 0.5 for mean, square in moments]
-        return torch.tensor(spread, dtype=torch.float64)[rewards.group]
 
     def state(self) -> dict[str, Any]:
         """Running moments per task."""

@@ -84,15 +84,13 @@ class CheckpointCallback(L.Callback):
         self._saved_step = step
         if trainer.is_global_zero:
             write_status(self._run_dir, "running", step=step, max_steps=self._max_steps)
-            self._delete_old(best_steps(trainer))
+            kept = best_steps(trainer)
+            old = list(checkpoint_steps(self._run_dir).items())[: -self._keep_last] if self._keep_last > 0 else []
+            for earlier, folder in old:
+                if earlier not in kept:
+                    shutil.rmtree(folder, ignore_errors=True)
         log.debug("checkpoint of step %d in %.2f s", step, time.monotonic() - started)
         return path
-
-    def _delete_old(self, kept: set[int]) -> None:
-        if self._keep_last > 0:
-            for step, path in list(checkpoint_steps(self._run_dir).items())[: -self._keep_last]:
-                if step not in kept:
-                    shutil.rmtree(path, ignore_errors=True)
 
 
 def best_steps(trainer: Any) -> set[int]:

@@ -91,7 +91,8 @@ class MetricBag:
         return _finish_correlations(self._reduce(prefix))
 
     def _reduce(self, prefix: str) -> dict[str, float]:
-        names = self._union(prefix)
+        mine = [(name, entry.reduction) for name, entry in self._entries.items() if name.startswith(prefix)]
+        names = sorted({item for part in gather(mine) for item in part})
         sums = torch.zeros(len(names), 2, dtype=torch.float64)
         tops = torch.full((len(names),), -torch.inf, dtype=torch.float64)
         for i, (name, reduction) in enumerate(names):
@@ -113,10 +114,6 @@ class MetricBag:
             elif reduction in ("max", "min") and top != -float("inf"):
                 result[name] = top if reduction == "max" else -top
         return result
-
-    def _union(self, prefix: str) -> list[tuple[str, Reduction]]:
-        mine = sorted((name, entry.reduction) for name, entry in self._entries.items() if name.startswith(prefix))
-        return sorted({item for part in gather(mine) for item in part})
 
 
 def _finish_correlations(values: dict[str, float]) -> dict[str, float]:
@@ -155,10 +152,7 @@ def merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         elif name.endswith("_max"):
             result[name] = float(max(values))
         else:
-            weights = [_weight(part, name.rpartition("/")[0]) for part in having]
+            counts = [f"{name.rpartition('/')[0]}/{count}" for count in _WEIGHTS]
+            weights = [next((part[count] for count in counts if part.get(count)), 1.0) for part in having]
             result[name] = float(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
     return result
-
-
-def _weight(part: Mapping[str, float], prefix: str) -> float:
-    return next((part[f"{prefix}/{count}"] for count in _WEIGHTS if part.get(f"{prefix}/{count}")), 1.0)

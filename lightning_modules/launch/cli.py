@@ -132,7 +132,9 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
         prepare_run_folder(config, plan)
         log.info("%s", plan.note)
     if int(config.trainer.devices) > 1 and not in_launched_rank():
-        return _finish(plan, _launch_ranks(config, plan, overrides))
+        code = launch_ranks(MODULE, overrides, int(config.trainer.devices), {PLAN_ENV: plan_to_json(plan)})
+        stopped = code == 0 and read_status(plan.run_dir).get("state") == "stopped"
+        return _finish(plan, INTERRUPTED if stopped else code)
     return _train(config, plan)
 
 
@@ -153,13 +155,6 @@ def _decide(config: DictConfig) -> RunPlan:
     if not in_launched_rank():
         return plan_run(config)
     return share_plan(plan_run(config) if is_rank_zero() else None)
-
-
-def _launch_ranks(config: DictConfig, plan: RunPlan, overrides: list[str]) -> int:
-    code = launch_ranks(MODULE, overrides, int(config.trainer.devices), {PLAN_ENV: plan_to_json(plan)})
-    if code == 0 and read_status(plan.run_dir).get("state") == "stopped":
-        return INTERRUPTED
-    return code
 
 
 def _train(config: DictConfig, plan: RunPlan) -> int:

@@ -73,18 +73,14 @@ def _run(arguments: list[str]) -> int:
         return 0
     if bare := [argument for argument in arguments if "=" not in argument]:
         raise ConfigError(f"unknown command '{bare[0]}'{nearest(bare[0], ['list', 'model=', 'benchmark=', 'run='])}")
-    config = compose("evaluate", [_renamed(argument) for argument in arguments])
+    parts = (argument.partition("=") for argument in arguments)
+    config = compose("evaluate", [f"{RENAMED.get(key, key)}={value}" for key, _, value in parts])
     for key, name in (("model", "model_path"), ("benchmark", "benchmarks")):
         if config[name] is None:
             raise ConfigError(f"{key} is not set: add {key}=... to the command line")
     from lightning_modules.launch.benchmarks import evaluate_benchmarks
 
     return evaluate_benchmarks(config)
-
-
-def _renamed(argument: str) -> str:
-    key, separator, value = argument.partition("=")
-    return f"{RENAMED.get(key, key)}{separator}{value}"
 
 
 def _options(arguments: Sequence[str], known: list[str]) -> dict[str, str]:

@@ -69,7 +69,10 @@ class GroupFilter:
                     len(rounds),
                     self.settings.max_rounds,
                 )
-            following = more(self._prompts_needed(rounds, count, target))
+            # Prompts per rank that should close the gap: at the step's rate of informative groups, and a quarter more.
+            drawn = _total(sum(len(r.groups) for r in rounds))
+            needed = math.ceil(1.25 * (target - count) * drawn / max(count, 1) / distributed.world_size())
+            following = more(max(1, needed))
             if following is None:
                 break
             rounds.append(following)
@@ -96,11 +99,6 @@ class GroupFilter:
         usable = sorted({group for group, _ in data.keys})
         chosen = [group for group, wanted in zip(usable, keep, strict=True) if wanted]
         return [(batch.groups[g], batch.scores[g], greedy[g]) for g in chosen]
-
-    def _prompts_needed(self, rounds: Sequence[StepBatch], count: int, target: int) -> int:
-        """Prompts per rank that should close the gap: at the step's rate of informative groups, and a quarter more."""
-        drawn = _total(sum(len(r.groups) for r in rounds))
-        return max(1, math.ceil(1.25 * (target - count) * drawn / max(count, 1) / distributed.world_size()))
 
     def _check_found(self, count: int, target: int, rounds: int) -> None:
         if count == 0:
