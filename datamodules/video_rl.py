@@ -175,7 +175,8 @@ class VideoRLDataModule(L.LightningDataModule):
     @property
     def rules(self) -> MediaSpec:
         """How the model family writes media into prompts."""
-        return self.family.open(self.model_path).media_spec(self.processor)
+        processor = self.processor  # says in words when there is no model
+        return self.family.open(self.model_path).media_spec(processor)
 
     @property
     def preparer(self) -> SamplePreparer:

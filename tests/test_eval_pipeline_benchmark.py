@@ -229,7 +229,7 @@ def test_slices_during_training_give_the_figures_of_the_command(tmp_path, drawn,
 
         # 12 items in batches of 5: the ranks have 7 and 5 items and must call the engine equally often.
         slices = BenchmarkSlices(
-            ["charades_sta"], str(drawn), str(tiny_model_dir), limit=12, batch_size=5, frames=FRAMES
+            ["charades_sta"], str(drawn), str(tiny_model_dir), Qwen3VLFamily(), limit=12, batch_size=5, frames=FRAMES
         )
         with RewardRouter() as router:
             return slices.evaluate(generate, router, sampling, number, 2, gather)

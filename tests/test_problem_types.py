@@ -12,6 +12,7 @@ from datamodules.annotations import load_samples
 from datamodules.common.places import CONF_DIR
 from datamodules.prompts import PromptTemplates, slug
 from datamodules.video_rl import VideoRLDataModule
+from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.launch.config import ConfigError, build, build_data, compose
 from lightning_modules.launch.runs import load_run_config
 from rollout.types import Response
@@ -122,7 +123,7 @@ def test_the_data_module_of_a_run_knows_the_types_of_its_reward(tmp_path: Path, 
         assert [sample.problem_type for sample in data.train_samples] == kept
     data = build_data(compose("train", ["reward=judge", *run]))  # where the judge stands is not needed
     assert data.type_name("caption") == "open ended"
-    alone = VideoRLDataModule(str(tiny_model_dir), str(file))
+    alone = VideoRLDataModule(str(tiny_model_dir), str(file), family=Qwen3VLFamily())
     alone.setup()
     assert [sample.problem_type for sample in alone.train_samples] == ["event order", "ordering", "mcq"]
 

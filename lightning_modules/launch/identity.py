@@ -23,7 +23,7 @@ def _below(parent: str, keys: str) -> tuple[str, ...]:
 
 
 COMPUTED = (
-    *("seed", "algorithm", "offline", "model.path", "model.family", "rollout.sampling"),
+    *("seed", "algorithm", "offline", "model.path", "model.family", "data.family", "rollout.sampling"),
     *("reward", "callbacks.engine", "callbacks.reward", "callbacks.offline", "callbacks.permuted_rewards"),
     *_below("data", "_target_ model_path train_files val_files media_root artifact_dir mixture_weights order shuffle"),
     *_below("data", "seed max_train_samples max_val_samples rollout_batch_size max_prompt_tokens filter_overlong"),
