@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 STAMP := $(VENV)/.lock.sha256
+MARK := $(VENV)/.built_by_make
 LOCK := requirements/cpu.lock
 
 .PHONY: demo eval-demo test test-all lint env clean
@@ -11,9 +12,12 @@ env: $(STAMP)
 
 $(STAMP): $(LOCK)
 	@if [ -f $@ ] && [ "$$(sha256sum < $(LOCK))" = "$$(cat $@)" ]; then touch $@; \
+	elif [ -e $(VENV) ] && [ ! -f $@ ] && [ ! -f $(MARK) ]; then \
+	  echo "$(VENV) is not an environment that make built, so it stays as it is; move it away, or use make VENV=another"; exit 1; \
 	else \
+	  command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is not installed"; exit 1; }; \
 	  echo "Installing the pinned environment into $(VENV) (about 3 minutes and 7 GB, once)"; \
-	  rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && \
+	  rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && touch $(MARK) && \
 	  $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(LOCK) && \
 	  sha256sum < $(LOCK) > $@; \
 	fi

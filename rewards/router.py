@@ -188,20 +188,16 @@ class RewardRouter:
             raise ValueError(f"mode={mode!r}: use 'robust' or 'official'")
         task = self.tasks[name]
         answer = read_answer(response)
-        if answer.think == "open":
-            return _done(self._finish(query, answer, task, unparsable("the thinking never ended")))
-        if not answer.text:
-            return _done(self._finish(query, answer, task, unparsable("empty answer")))
+        if answer.think == "open" or not answer.text:
+            reason = "the thinking never ended" if answer.think == "open" else "empty answer"
+            return _done(self._finish(query, answer, task, unparsable(reason)))
         if task.lane == "inline":
             return _done(self._finish(query, answer, task, _guarded(task, query, answer.text)))
         result: Future[Score] = Future()
         if task.lane == "process":
             pending = self._start_pool().submit(name, query, answer.text, task.time_limit(query))
         else:
-            with self._lock:
-                if self._threads is None:
-                    self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="reward-judge")
-                pending = self._threads.submit(_guarded, task, query, answer.text)
+            pending = self._start_threads().submit(_guarded, task, query, answer.text)
 
         def relay(done: Future[Verdict]) -> None:
             try:
@@ -238,6 +234,12 @@ class RewardRouter:
                 heavy = {name: task for name, task in self.tasks.items() if task.lane == "process"}
                 self._pool = ScoringPool(heavy, self._workers, self._memory_mb)
             return self._pool
+
+    def _start_threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="reward-judge")
+            return self._threads
 
     def warm_up(self) -> None:
         """Start the pool now, so that its processes import their libraries while something else goes on."""

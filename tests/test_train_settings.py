@@ -124,7 +124,7 @@ def test_the_answer_names_the_key_the_value_and_what_is_wanted(override, message
     ],
 )
 def test_what_fits_is_taken(override):
-    compose("train", ["experiment=tiny_mix_policy", *override.split(" ")])
+    assert compose("train", ["experiment=tiny_mix_policy", *override.split(" ")]).name
 
 
 @pytest.mark.parametrize(

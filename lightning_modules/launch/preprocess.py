@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = build_data(compose("train", overrides))
         return preprocess(module, own)
     except (ConfigError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         return 2
 
 
@@ -83,7 +83,6 @@ def split(arguments: Sequence[str]) -> tuple[Options, list[str]]:
 
 def preprocess(module: VideoRLDataModule, own: Options) -> int:
     """Plan, say what will happen, and do it."""
-
     cache = module.cache
     if cache.folder is None or cache.quarantine is None:
         raise ValueError("data.cache_dir is not set (or data.source_mode=decode): there is nowhere to store clips")
@@ -92,24 +91,24 @@ def preprocess(module: VideoRLDataModule, own: Options) -> int:
     module.setup()
     samples = [*module.train_samples, *module.val_samples]
     if own.retry_quarantined:
-        print(f"{cache.quarantine.clear()} quarantined videos are tried again")
+        say(f"{cache.quarantine.clear()} quarantined videos are tried again")
     clear_stale(cache.folder)
     work = plan_work(samples, module.preparer)
     needed = work.estimated_bytes(cache.codec)
     free = check_space(cache, needed, work.cached_bytes)
-    print(
+    say(
         f"{work.num_references} video references, {len(work.jobs) + work.num_cached} readable clips, "
         f"{work.num_cached} cached, {len(work.jobs)} to decode, {len(work.failures)} samples with unreadable videos"
     )
     size = f"{needed / 1e9:.1f} GB" if needed >= 1e9 else f"{needed / 1e6:.1f} MB"
-    print(f"about {size} as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
+    say(f"about {size} as {cache.codec} in {cache.folder}; {free / 1e9:.1f} GB free")
     if own.dry_run:
         lengths = module.lengths or prompt_lengths(module.train_samples, module.preparer, cache.folder)
-        print(histogram(lengths, module.options.max_prompt_tokens))
+        say(histogram(lengths, module.options.max_prompt_tokens))
         for uid, tokens in module.dropped:
-            print(f"dropped: {uid} ({tokens} tokens)")
+            say(f"dropped: {uid} ({tokens} tokens)")
         for failure in work.failures:
-            print(f"unreadable: {failure.id} {failure.path}: {failure.reason}")
+            say(f"unreadable: {failure.id} {failure.path}: {failure.reason}")
         return 0
     timeout = module.options.decode_timeout_s or 600.0
     if own.launcher == "ray":
@@ -117,21 +116,27 @@ def preprocess(module: VideoRLDataModule, own: Options) -> int:
     else:
         results = run_local(work.jobs, cache, own.workers or len(os.sched_getaffinity(0)), timeout)
     began = time.monotonic()
-    stored, num_bytes, failures = record(work, results, cache, print)
-    print(f"stored {stored} clips, {num_bytes / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")
+    stored, num_bytes, failures = record(work, results, cache, say)
+    say(f"stored {stored} clips, {num_bytes / 1e6:.1f} MB, in {time.monotonic() - began:.1f} s")
     if failures:
-        print(f"{len(failures)} samples have videos that cannot be used, see {cache.folder / 'failures.jsonl'}")
+        say(f"{len(failures)} samples have videos that cannot be used, see {cache.folder / 'failures.jsonl'}")
     return 0
 
 
 def list_quarantined(quarantine: Quarantine) -> int:
     """Print the media that are skipped, and why."""
     entries = quarantine.entries()
-    print(f"{len(entries)} quarantined videos in {quarantine.path}")
+    say(f"{len(entries)} quarantined videos in {quarantine.path}")
     for entry in entries:
-        print(f"{entry['name']}: {entry['reason']}")
+        say(f"{entry['name']}: {entry['reason']}")
     return 0
 
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def say(text: str) -> None:
+    """One line of what the command is asked for, on standard output at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
