@@ -181,9 +181,8 @@ class RewardRouter:
         except ValueError as error:  # a bad record costs its own verdict, not the step
             return _done(Score(0.0, 0.0, 0.0, status="error", reason=str(error)[:1000]))
         if mode == "official":
-            verdict = judge_official(query)
-            parts, status = verdict.parts, verdict.status
-            return _done(Score(verdict.accuracy, 1.0, verdict.accuracy, parts, status, verdict.reason))
+            said = judge_official(query)
+            return _done(Score(said.accuracy, 1.0, said.accuracy, said.parts, said.status, said.reason))
         if mode != "robust":
             raise ValueError(f"mode={mode!r}: use 'robust' or 'official'")
         task = self.tasks[name]
