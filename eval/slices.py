@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -125,26 +126,29 @@ class BenchmarkSlices:
             timeout_s: seconds to wait for verdicts at the end of a benchmark.
         """
         found = []
-        for benchmark in self.benchmarks:
-            items, report = self._load(benchmark)
-            answers, scores = MemoryLog(), MemoryLog()
-            scorer = Scorer(benchmark, router, scores, timeout_s)
-            preparer = self._settings_of(benchmark)()
-            preparer.cache.decode_clip = DecodeService(self._timeout_s)
-            own = [
-                items[start + rank * self._batch_size : start + (rank + 1) * self._batch_size]
-                for start in range(0, len(items), self._batch_size * world)
-            ]
-            for batch, ready in _prepared(preparer, own):
-                records = _answer(batch, ready, generate, sampling, seed)
-                answers.append(*records.values())
-                scorer.submit([(item, records[item.uid]) for item in batch])
-            scorer.finish()
-            rows = [{**scores.records[uid], "response": a.get("response", "")} for uid, a in answers.records.items()]
-            merged = {row["uid"]: row for row in (gather(rows) if gather else rows)}
-            scored = scored_items(items, merged, merged)
-            info = RunInfo(self._style, "custom" if self._frames else self._frame_policy, "", report)
-            found.append((summarise(benchmark, scored, info), [merged[i.uid] for i in items if i.uid in merged]))
+        with closing(DecodeService(self._timeout_s)) as decoder:
+            for benchmark in self.benchmarks:
+                items, report = self._load(benchmark)
+                answers, scores = MemoryLog(), MemoryLog()
+                scorer = Scorer(benchmark, router, scores, timeout_s)
+                preparer = self._settings_of(benchmark)()
+                preparer.cache.decode_clip = decoder
+                own = [
+                    items[start + rank * self._batch_size : start + (rank + 1) * self._batch_size]
+                    for start in range(0, len(items), self._batch_size * world)
+                ]
+                for batch, ready in _prepared(preparer, own):
+                    records = _answer(batch, ready, generate, sampling, seed)
+                    answers.append(*records.values())
+                    scorer.submit([(item, records[item.uid]) for item in batch])
+                scorer.finish()
+                rows = [
+                    {**scores.records[uid], "response": a.get("response", "")} for uid, a in answers.records.items()
+                ]
+                merged = {row["uid"]: row for row in (gather(rows) if gather else rows)}
+                scored = scored_items(items, merged, merged)
+                info = RunInfo(self._style, "custom" if self._frames else self._frame_policy, "", report)
+                found.append((summarise(benchmark, scored, info), [merged[i.uid] for i in items if i.uid in merged]))
         return found
 
     def _load(self, benchmark: Benchmark) -> tuple[list[BenchmarkItem], LoadReport]:

@@ -371,7 +371,7 @@ def test_yaml_lists_every_option():
     from datamodules.options import DataOptions
 
     base = OmegaConf.load(Path(__file__).parents[1] / "conf" / "data" / "base.yaml")
-    own = {"_target_", "model_path", "train_files", "val_files"}
+    own = {"_target_", "model_path", "family", "train_files", "val_files"}
     # The number of steps is the run's, not the data's.
     assert set(base) - own == {field.name for field in fields(DataOptions)} - {"max_steps"}
 
