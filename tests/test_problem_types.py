@@ -14,6 +14,7 @@ from datamodules.prompts import PromptTemplates, slug
 from datamodules.video_rl import VideoRLDataModule
 from lightning_modules.families.qwen3_vl import Qwen3VLFamily
 from lightning_modules.launch.config import ConfigError, build, build_data, compose
+from lightning_modules.launch.held_out import evaluate_run
 from lightning_modules.launch.runs import load_run_config
 from rollout.types import Response
 
@@ -137,3 +138,9 @@ def test_the_former_list_of_types_is_answered_in_words(sign: str):
 def test_a_run_folder_of_an_earlier_version_still_opens(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("data: {problem_types: [mine], fps: 1.0}\n")
     assert load_run_config(tmp_path).data == {"fps": 1.0}
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_words_where_its_parts_have_moved(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("data: {val_files: [val.jsonl]}\nreward: {_target_: rewards.gone.Router}\n")
+    with pytest.raises(ConfigError, match=r"trained by an earlier version.*export_hf\.py"):
+        evaluate_run(tmp_path)

@@ -44,6 +44,11 @@ def evaluate_run(run_dir: Path, swap_media: bool = False) -> dict[str, Any]:
     """
 
     config = load_run_config(run_dir)
+    if config.data.get("family") is None:
+        raise ConfigError(
+            f"{run_dir} was trained by an earlier version, whose settings name parts that have moved since: evaluate "
+            f"it with that version, or write its model with scripts/export_hf.py {run_dir} and use model=FOLDER"
+        )
     if not config.data.get("val_files"):
         raise ConfigError(f"{run_dir} has no held-out split (data.val_files)")
     model = export_run(run_dir)
