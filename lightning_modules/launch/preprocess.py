@@ -132,11 +132,11 @@ def list_quarantined(quarantine: Quarantine) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def say(text: str) -> None:
     """One line of what the command is asked for, on standard output at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
