@@ -155,3 +155,14 @@ def test_importing_every_types_module_loads_no_heavy_library():
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_nothing_is_defined_below_the_start_of_a_program():
+    """What stands there exists for whoever imports the file, and not when it is started."""
+    wrong = []
+    for path in (p for folder in [*ALLOWED, "scripts"] for p in (ROOT / folder).rglob("*.py")):
+        body = ast.parse(path.read_text()).body
+        starts = [i for i, node in enumerate(body) if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+        if starts and starts[0] != len(body) - 1:
+            wrong.append(str(path.relative_to(ROOT)))
+    assert wrong == []
