@@ -114,6 +114,22 @@ def test_stages_and_sweeps_see_the_folder_too(mine):
     assert len({process for _, _, process in found}) == 2
 
 
+@pytest.mark.parametrize("chosen", ["run_dir=chosen", "run_name=named", "seed=3"])
+def test_a_stage_may_name_the_folder_of_the_run(mine, chosen):
+    """The evaluation at the end of a pipeline is told where the run lies, however that was decided."""
+    (mine / "my_arguments.py").write_text("import pathlib, sys\npathlib.Path('said.txt').write_text(sys.argv[1])\n")
+    (mine / "experiment").mkdir(exist_ok=True)
+    (mine / "experiment" / "told.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /data: synthetic\n"
+        "name: told\nmodel: {path: nowhere}\ndata: {train_files: [nowhere]}\n"
+        "stages:\n  - {name: look, module: my_arguments, overrides: ['run=${run_dir}']}\n"
+    )
+    log = train(mine, "experiment=told", chosen, "config_dir=mine", "preflight=off", "output_dir=out")
+    told = (mine.parent / "said.txt").read_text()
+    assert told.startswith(("run=chosen", "run=out/told/named", "run=out/told/seed3-"))
+    assert f"run folder: {told.removeprefix('run=')}\n" in log
+
+
 @pytest.mark.parametrize("value", ["nowhere", "[mine,nowhere]", "mine/my_algorithm.py"])
 def test_what_is_no_folder_is_said(mine, value, capsys, monkeypatch):
     from lightning_modules.launch.cli import main

@@ -114,9 +114,10 @@ def _run(config: DictConfig, overrides: list[str]) -> int:
         return print_plan(config)
     require_values(config)
     alone = not in_stage() and not in_launched_rank()
-    stages = parse_stages(config.stages) if config.stages and alone else []
     plan = _decide(config)
     config.run_dir = str(plan.run_dir)
+    # Read after the folder is decided: stages may name it (`run=${run_dir}`).
+    stages = parse_stages(config.stages) if config.stages and alone else []
     first = is_rank_zero() and PLAN_ENV not in os.environ
     if config.preflight != "off" and first:
         check(config)
